@@ -197,7 +197,8 @@ __all__ = [
 if not TYPE_CHECKING:  # a checker of types would take any name for given
 
     def __dir__() -> list[str]:
-        """The public names, and of the modules that are imported when they are asked for those that always can be."""
+        """The public names, and the modules imported on first use that are always available."""
+
         return sorted({*__all__, "bench", "profile"})
 
     def __getattr__(name: str) -> object:

@@ -1,6 +1,6 @@
-"""Apoptosis: networks that shrink while they train. What is wanted of it, and the rule that says how much may leave.
+"""Apoptosis: networks that shrink while they train. Its options, and the rule for the number of leaving units.
 
-Pure: nothing here knows ranks, files or the core. training/events.py does what is decided here.
+Pure: nothing here knows ranks, files or the core. training/events.py carries out the decisions of this module.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gossipgrad.model import Model, some_of
 Record = dict[str, Any]
 
 ALL = "*"
-LEAST_BUDGET = 1e-3  # of the given budget: it does not become smaller than that
-MOST_GAIN = 8.0  # a layer has so many times the budget at most, and this part of it at least
+LEAST_BUDGET = 1e-3  # min of the budget, as a share of the given one
+MOST_GAIN = 8.0  # max factor of the budget for a layer; its inverse is the min
 
 
 def layer_patterns(value: Any) -> tuple[str, ...]:
-    """Names of layers, or patterns of them, from one or a sequence; TypeError, ValueError: what they are not."""
+    """Names of layers, or patterns of them, from one or a sequence; TypeError, ValueError: others."""
     given = (value,) if isinstance(value, str) else value
     allowed = "allowed: a name of a layer, a pattern as 'fc*', or a tuple of these"
     if not isinstance(given, (tuple, list)) or not all(isinstance(one, str) for one in given):
@@ -46,7 +46,7 @@ def _least(argument: str, value: Any) -> int | float:
 
 
 def least_units(value: Any) -> Least:
-    """How many units stay: a number, a share, or these by layer_patterns. TypeError, ValueError: another thing."""
+    """The min number of units: a number, a share, or these by layer_patterns. TypeError, ValueError: another thing."""
     if not isinstance(value, Mapping):
         return _least("least", value)
     for one in value:
@@ -55,7 +55,7 @@ def least_units(value: Any) -> Least:
 
 
 def _read_least(text: str) -> Least:
-    """From a number, or NAME=N with commas between them."""
+    """Read a number, or NAME=N with commas between them."""
 
     def one(value: str) -> int | float:
         return float(value) if "." in value else int(value)
@@ -91,34 +91,36 @@ class Apoptosis:
     """Units of a network that others make redundant leave it while it trains, on all ranks at once.
 
     Siegel, Daily, Vishnu, "Adaptive Neuron Apoptosis for Accelerating Deep Learning on Large Scale Systems" (2016),
-    arXiv 1610.00790. A unit is a neuron of a Linear, a filter of a Conv2d with the batch normalisation behind it, a
-    hidden unit of an LSTM (the same one of all its layers), or a head of attention. In an event one unit is folded
-    into another whose incoming weights are nearly parallel to its own, or into the biases of what reads it where it
-    is nearly constant; then the network, the optimiser's state and all that strategies store are made smaller, and
-    training goes on with the next batch. What the network computes changes by no more than a bound, which is in the
-    history. The trainer's net is then the smaller network.
+    arXiv 1610.00790. A unit is a neuron of a Linear, a filter of a Conv2d with the batch normalisation after it, a
+    hidden unit of an LSTM (the same one of all its layers), or a head of attention.
 
-    Before an event counts, the smaller network is tried on the probe. Where its loss is higher than before and by more
-    than epsilon above the lowest that there has been before an event, the event is undone, and nothing has changed. So
-    what events cost does not add up: before more may leave, training has to make up for it. If the event alone costs
-    more than epsilon, the budget shrinks.
+    In an event a unit is folded into another whose incoming weights are nearly parallel to its own. A nearly constant
+    unit is folded into the biases of its readers. Then the network, the optimiser's state and all state of strategies
+    are made smaller, and training continues with the next batch. The network's outputs change by at most a bound, which
+    is in the history. The trainer's net is then the smaller network.
+
+    Before an event counts, the smaller network is tried on the probe. The event is undone, and changes nothing, if the
+    probe's loss is higher than before and more than epsilon above the lowest loss before any event. So the cost of
+    events does not add up: training must make up for it before more units may leave. If the event alone costs more than
+    epsilon, the budget shrinks.
 
     every    steps between events.
     start    the step before which the first event is; None: `every`.
     stop     the step from which on there are none; None: until training ends.
-    budget   0 to 1: what an event may take from a layer, as a share of what all units of the layer give. 0: only what
-             changes nothing but rounding. The budget follows the events: it is multiplied by `grow` after one that
-             stays, up to the given one, and by `shrink` after one that cost too much; a layer that keeps losing units
-             gets up to 8 times as much of it, one that loses none, or whose units were not to be spared, less.
-    epsilon  by which share the loss on the probe may be above the lowest so far, 0.01: by 1 %.
-    probe    so many samples, drawn by the trainer's seed from the training set (rank 0's part with sharded=True); or
-             samples of one's own, (x, y) or a Dataset, the same on all ranks.
-    layers   which may lose units: names ("fc1"), patterns ("conv*"), or a tuple of these.
-    least    so many units stay in each layer at least; 0.1: a tenth of those that it had at first; a dict by names or
-             patterns, {"conv*": 8, "fc1": 0.1}, of which the first that means a layer counts; others keep one.
-    grow, shrink  what the budget is multiplied by: at least 1; above 0 and below 1.
+    budget   0 to 1: max loss of a layer in an event, as a share of the contributions of all its units. 0: only units
+             whose removal changes nothing but rounding. The budget follows the events: `grow` multiplies it after an
+             event that stays, up to the given one, and `shrink` after one that cost too much. A layer that keeps losing
+             units gets up to 8 times the budget; a layer that loses none, or needed its units, gets less.
+    epsilon  share by which the loss on the probe may exceed the lowest so far, 0.01: by 1 %.
+    probe    number of samples, drawn by the trainer's seed from the training set (rank 0's part with sharded=True); or
+             samples of the user's, (x, y) or a Dataset, the same on all ranks.
+    layers   layers that may lose units: names ("fc1"), patterns ("conv*"), or a tuple of these.
+    least    min units of each layer; 0.1: a tenth of its original units; a dict by names or patterns, {"conv*": 8,
+             "fc1": 0.1}, whose first match counts; others keep one.
+    grow, shrink  factors of the budget: at least 1; above 0 and below 1.
 
-    Outputs of the network never leave. What cannot shrink for another reason says so: history.apoptosis["fixed"].
+    Outputs of the network never leave. history.apoptosis["fixed"] has the reason for each other layer that cannot
+    shrink.
     """
 
     every: int = field(default=100, metadata=about("steps between events"))
@@ -188,11 +190,11 @@ class Apoptosis:
 
     @property
     def own_probe(self) -> Dataset | None:
-        """A probe of one's own."""
+        """The user's own probe."""
         return self.probe if isinstance(self.probe, Dataset) else None
 
     def settings(self) -> Record:
-        """The keywords, in terms of JSON; a probe of one's own is described, not contained."""
+        """The keywords, in terms of JSON; a user's own probe is described, not contained."""
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         if isinstance(self.probe, Dataset):
             own["probe"] = {"name": self.probe.name, "samples": len(self.probe)}
@@ -202,7 +204,7 @@ class Apoptosis:
 
 
 def from_settings(settings: Mapping[str, Any] | None) -> Apoptosis | None:
-    """What settings() described; instead of samples of one's own as many of the training set."""
+    """The Apoptosis of a settings() dict; the same number of the training set's samples replaces a user's own probe."""
     if settings is None:
         return None
     given = {one.name: settings[one.name] for one in fields(Apoptosis) if one.name in settings}
@@ -220,11 +222,11 @@ class Group:
 
     layers: tuple[str, ...]
     units: int
-    fixed: str  # why none can leave; "": they can
+    fixed: str  # reason why none can leave; "": they can
 
     @property
     def name(self) -> str:
-        """The first layer's."""
+        """The first layer's name."""
         return self.layers[0]
 
 
@@ -234,15 +236,15 @@ def groups(net: Model) -> list[Group]:
 
 
 def fixed(net: Model) -> dict[str, str]:
-    """Why layers cannot lose units, by name, of those that cannot."""
+    """Reasons, by name, of layers that cannot lose units."""
     return {name: one.fixed for one in groups(net) if one.fixed for name in one.layers}
 
 
 def chosen(call: str, layers: str | Sequence[str], net: Model) -> list[str]:
     """The names of the groups that may shrink, by layer_patterns.
 
-    ValueError: a name that no layer with units has, or that is of one which cannot shrink, with the reason; a pattern
-    that means none that can.
+    ValueError: a name that no layer with units has, or of a layer that cannot shrink, with the reason; a pattern
+    without a match that can.
     """
     found = groups(net)
     names = [name for one in found for name in one.layers]
@@ -263,7 +265,7 @@ def chosen(call: str, layers: str | Sequence[str], net: Model) -> list[str]:
 
 
 def leasts(call: str, least: Least, net: Model) -> dict[str, int]:
-    """How many units each group keeps at least, by its name. ValueError: a name that no layer with units has."""
+    """The min units of each group, by its name. ValueError: a name that no layer with units has."""
     found = groups(net)
     names = [name for one in found for name in one.layers]
     given = least if isinstance(least, Mapping) else {ALL: least}
@@ -277,7 +279,7 @@ def leasts(call: str, least: Least, net: Model) -> dict[str, int]:
     for one in found:
         value = next((v for p, v in given.items() if any(_means(p, name) for name in one.layers)), 1)
         share = isinstance(value, float)
-        born, now = net.born.get(one.name), net.units[one.name]  # of a layer before Attention: rows, not heads
+        born, now = net.born.get(one.name), net.units[one.name]  # before Attention a layer has rows, not heads
         units = one.units * born / now if isinstance(born, int) else one.units
         result[one.name] = max(1, math.ceil(value * units)) if share else int(value)
     return result
@@ -291,7 +293,7 @@ def _means(pattern: str, name: str) -> bool:
 
 
 def limit(epsilon: float, loss_before: float, best: float | None = None) -> float:
-    """What the loss of the probe may be after an event that stays; best: the lowest before earlier events."""
+    """The max loss of the probe after an event that stays; best: the lowest before earlier events."""
     lowest = loss_before if best is None else min(best, loss_before)
     most = lowest + epsilon * abs(lowest)
     return most if best is None else max(most, loss_before)
@@ -299,16 +301,16 @@ def limit(epsilon: float, loss_before: float, best: float | None = None) -> floa
 
 @dataclass
 class Course:
-    """How far apoptosis has come: the budget that events have left, and when the next one is.
+    """The progress of apoptosis: the budget that events have left, and the time of the next one.
 
-    It follows from the options and from what became of the events, and from nothing else: so it is the same on all
-    ranks, and goes on from a checkpoint as if training had never stopped.
+    The course follows from the options and the outcomes of events alone. So it is equal on all ranks, and a checkpoint
+    continues it as if training had never stopped.
     """
 
     budget: float
     last: int = -1  # the step of the last event
     best: float | None = None  # the lowest loss of the probe before an event
-    gain: dict[str, float] = field(default_factory=dict)  # by which a layer has more of the budget; 1 where absent
+    gain: dict[str, float] = field(default_factory=dict)  # factor of the budget for a layer; 1 if absent
 
     def due(self, options: Apoptosis, step: int) -> int | None:
         """The first step from `step` on before which there is an event; None: there are no more."""
@@ -318,16 +320,16 @@ class Course:
         return None if options.stop is not None and found >= options.stop else found
 
     def budgets(self, layers: Iterable[str]) -> dict[str, float]:
-        """What each layer may lose in the next event."""
+        """The budget of each layer in the next event."""
         return {name: min(1.0, self.budget * self.gain.get(name, 1.0)) for name in layers}
 
     def learn(self, options: Apoptosis, event: Mapping[str, Any], layers: Iterable[str]) -> None:
-        """An event has been made, in which these layers might lose units."""
+        """Adjust budgets after an event in which these layers might lose units."""
         self.last, left, loss, after = event["step"], event["left"], event["loss_before"], event["loss_after"]
         if loss is not None and (self.best is None or loss < self.best):
             self.best = loss
         if event["undone"] and None not in (loss, after) and after <= limit(options.epsilon, loss):
-            return  # it has cost little by itself: what came before has not been made up for yet
+            return  # cheap by itself: the cost of earlier events has not been made up for yet
         if event["undone"]:
             self.budget = max(self.budget * options.shrink, options.budget * LEAST_BUDGET)
         else:
@@ -336,22 +338,22 @@ class Course:
             return
         for name in layers:
             if not left.get(name) and event["undone"]:
-                continue  # it has had no part in it
+                continue  # not part of the event
             factor = options.grow if left.get(name) and not event["undone"] else 1.0 / options.grow
             self.gain[name] = min(max(self.gain.get(name, 1.0) * factor, 1.0 / MOST_GAIN), MOST_GAIN)
 
     def settings(self) -> Record:
-        """In terms of JSON."""
+        """The course in terms of JSON."""
         return {"budget": self.budget, "last": self.last, "best": self.best, "gain": dict(self.gain)}
 
     @classmethod
     def begun(cls, options: Apoptosis) -> Course:
-        """Before the first event."""
+        """The course before the first event."""
         return cls(options.budget)
 
     @classmethod
     def of(cls, options: Apoptosis, settings: Mapping[str, Any]) -> Course:
-        """What settings() described, under these options, whose budget may be another."""
+        """The course of a settings() dict, under these options, whose budget may differ."""
         gain = {str(name): float(one) for name, one in settings["gain"].items()}
         best = None if settings["best"] is None else float(settings["best"])
         return cls(min(float(settings["budget"]), options.budget), int(settings["last"]), best, gain)

@@ -1,4 +1,4 @@
-"""Timing: one training step on synthetic data in memory, and what a strategy's exchange costs."""
+"""Timing: one training step on synthetic data in memory, and the cost of a strategy's exchange."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _others_cpu_seconds() -> float:
 
 
 class Others:
-    """Counts the cores that other processes use, from its making on."""
+    """Counts the cores that other processes use, from its creation on."""
 
     def __init__(self) -> None:
         self._seconds, self._start = _others_cpu_seconds(), time.perf_counter()
@@ -66,7 +66,7 @@ class Others:
 
 
 def warn_of_others(cores: float) -> None:
-    """Warn if other processes used so many cores meanwhile that times are not the machine's own."""
+    """Warn if other processes used `cores` meanwhile, too many for meaningful times."""
     if cores >= _BUSY:
         warn(
             f"other processes used {cores:.1f} of {os.cpu_count()} CPUs meanwhile: steps took longer than they take "
@@ -103,10 +103,10 @@ def step(
 ) -> dict[str, Any]:
     """The time of a training step (forward, loss, backward, SGD with momentum) of one rank, in milliseconds.
 
-    A step's time is that from the completion of the one before it to its own. On a device that works later it is given
-    while the one before is under way, as in training; those whose completion is seen at once have equal parts.
-    tune, device, precision: as of Trainer. A dict comes back: ms_min, ms_median and ms_max of `steps` steps, and what
-    goes with them. first_step_s: seconds to the end of the first step, with choosing of algorithms and building of the
+    A step's time runs from the completion of the step before to its own. A device that works later gets its next step
+    during the current one, as in training; steps whose completion is seen at once have equal parts.
+    tune, device, precision: as of Trainer. A dict comes back: ms_min, ms_median and ms_max of `steps` steps, and
+    further facts. first_step_s: seconds to the end of the first step, with choosing of algorithms and building of the
     plan. step_gflop counts 6 per multiply-add of the forward pass; others_busy: cores that other processes used
     meanwhile.
     """
@@ -163,7 +163,8 @@ def step(
 def alternate(trainers: Sequence[Trainer], batch: int, steps: int, warmup: int, blocks: int) -> list[list[float]]:
     """Seconds of a step of the slowest rank, by trainer and block: blocks of `steps` steps, each trainer's in turn.
 
-    All see the same neighbours and clocks so. The trainers share a group of ranks and the network's shapes. Collective.
+    So all meet the same neighbours and clocks. The trainers share a group of ranks and the network's shapes.
+    Collective.
     """
     team = trainers[0].team
     x, y = synthetic_batch(trainers[0].net, trainers[0].loss, batch, seed=team.rank)
@@ -203,8 +204,8 @@ def exchange(
 ) -> dict[str, Any] | None:
     """The step without exchange over the step with `strategy`, in alternating blocks; None but on rank 0. Collective.
 
-    tune, compression, device, precision: as of Trainer. straggler, network: likewise, and of both contestants: ranks
-    that come late without exchange, too.
+    tune, compression, device, precision: as of Trainer. straggler, network: as of Trainer, for both contestants: ranks
+    come late without exchange, too.
     net: a network of your own with this loss, called `model` in the result; None: the model of this name.
     A block's figure is the mean step of the slowest rank; both medians are over the blocks. ratio: 1 is free exchange.
     """

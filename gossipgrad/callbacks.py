@@ -1,7 +1,7 @@
-"""What happens beside training: logs, checkpoints, early stopping. Own ones: subclass Callback.
+"""Callbacks beside training: logs, checkpoints, early stopping. Own ones: subclass Callback.
 
-Callbacks run on every rank with the same epoch records, so what they decide from records all ranks decide alike. What
-they remember begins with each call of fit; with resume= they go on as in the fit that saved the checkpoint.
+Callbacks run on every rank with the same epoch records, so all ranks decide alike from records. Their memory begins
+with each call of fit; with resume= it continues from the fit that saved the checkpoint.
 trainer.stop = True, on any rank, ends training after the epoch. Files are written by rank 0 alone (trainer.rank == 0).
 """
 
@@ -39,84 +39,85 @@ __all__ = [
 
 Mode = Literal["min", "max"]
 
-# How the names of numbers end of which more is better, where a callback's mode does not say.
+# Endings of the names of numbers for which more is better, used if a callback has no mode.
 HIGHER_IS_BETTER = ("accuracy", "auc", "per_second")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the epoch is. Counts, loss and seconds are those of this process's ranks."""
+    """Progress of the epoch. Counts, loss and seconds are those of this process's ranks."""
 
     epoch: int  # from 1
     epochs: int  # the last one's number
-    step: int  # done in this epoch by this process's slowest rank
+    step: int  # steps done in this epoch by this process's slowest rank
     steps: int  # of the epoch
     samples: int
     loss: float  # mean so far
     accuracy: float  # share right so far; 0 for losses without classes
     seconds: float
-    samples_per_second: float  # of all ranks, estimated from this process's
+    samples_per_second: float  # sum of all ranks, estimated from this process's
 
 
 class Callback:
     """The base; every method may be left out.
 
-    every: after each so many steps of training on_step is called, where there is one; 0: never. An attribute of the
-    class or of the object, which a callback with on_step has to set, in on_fit_begin at the latest.
+    every: on_step, if there is one, is called after every `every` steps of training; 0: never. An attribute of the
+    class or of the object. A callback with on_step must set it, in on_fit_begin at the latest.
     """
 
     every = 0
 
     def outputs(self) -> Sequence[Output]:
-        """Files that it will write; fit refuses, before it trains, what cannot be written or overwrites another one."""
+        """Files that it will write; fit refuses unwritable or conflicting ones before it trains."""
         return ()
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Before the first epoch. trainer.history holds earlier epochs; trainer.fit_began of them precede this fit."""
+        """Before the first epoch. trainer.history holds earlier epochs; trainer.fit_began counts those before this
+        fit."""
 
     def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
         """Before epoch `epoch`, from 1."""
 
     def on_progress(self, trainer: Trainer, progress: Progress) -> None:
-        """A few times a second within an epoch; with more than one rank at other steps, and not as often, on each.
+        """A few times a second within an epoch; with more than one rank at different steps and times on each.
 
-        So nothing that is collective can be asked for here: evaluate, weights, save and the like raise RuntimeError, on
-        MPI and in a virtual cluster (what an mpi4py communicator is asked for would hang). trainer.step, history and
-        stop are there. With a GPU the loss is that of the steps that it has completed, up to two behind; before the
-        first one of the epoch is complete there is no call.
+        So collective calls are not allowed here: evaluate, weights, save and the like raise RuntimeError, on MPI and in
+        a virtual cluster. Calls of an mpi4py communicator would hang. trainer.step, history and stop are allowed. With
+        a GPU the loss is that of its completed steps, up to two behind; before the epoch's first step is complete there
+        is no call.
         """
 
     def on_step(self, trainer: Trainer, step: int) -> None:
         """After every `every` steps of training, `step` in all, on all ranks at once.
 
-        Between two steps of an epoch, or after its last one and before its validation and on_epoch_end; what is set
-        there, a batch size or a rate, is of the next epoch. What is collective can be asked for: trainer.evaluate,
-        save, set_batch_size and the like. What was in flight has been completed and mixed, which with some strategies
-        changes the bits (docs/training.md); what is sent here is no part of the epoch's counts.
+        Between two steps of an epoch, or after its last one and before its validation and on_epoch_end. A batch size or
+        a rate set after the last step applies to the next epoch. Collective calls are allowed: trainer.evaluate, save,
+        set_batch_size and the like. Exchanges in flight have been completed and mixed, which with some strategies
+        changes the bits (docs/training.md). Messages sent here do not count in the epoch's record.
         """
 
     def on_shrink(self, trainer: Trainer, event: Record) -> None:
-        """After an event of apoptosis, within an epoch or between two; docs/report.md says what it has.
+        """After an event of apoptosis, within an epoch or between two; docs/report.md lists its fields.
 
-        trainer.net is the smaller network already, unless event["undone"], or nothing has left (event["left"] is
-        empty). event is in the history already, the same on all ranks.
+        trainer.net is already the smaller network, unless event["undone"], or no unit has left (event["left"] is
+        empty). event is already in the history, the same on all ranks.
         """
 
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
-        """After an epoch, its validation included; `record` is in the history already."""
+        """After an epoch, its validation included; `record` is already in the history."""
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """After the last epoch; also after an error: trainer.failed says so, and nothing collective is to be asked for.
+        """After the last epoch, and after an error: then trainer.failed is True, and collective calls are not allowed.
 
         The history's weights_sha256 are made afterwards.
         """
 
 
 class StopOnNaN(Callback):
-    """Fails with FloatingPointError when the loss or a weight is not finite. fit puts one in unless one is given.
+    """Fails with FloatingPointError when the loss or a weight is not finite. fit adds one unless one is given.
 
-    Weights are looked at when an epoch ends: not every kernel passes a NaN on to the loss. enabled=False: train on
-    regardless.
+    Weights are checked at the end of an epoch, because not every kernel passes a NaN on to the loss. enabled=False:
+    train on regardless.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -137,16 +138,16 @@ class StopOnNaN(Callback):
 class _Monitor(Callback):
     """Follows one number of the records and knows its best value.
 
-    monitor: a dotted name in an epoch's record; None: "validation.loss" where there is validation, else "train_loss".
-    mode: "min", "max": what is better; None: by the name.
+    monitor: a dotted name in an epoch's record; None: "validation.loss" if there is validation, else "train_loss".
+    mode: "min" or "max" is better; None: by the name.
     """
 
-    argument = "monitor"  # what the caller calls it, for errors; the command line's begin with "-"
+    argument = "monitor"  # the caller's name for it, for errors; the command line's begin with "-"
 
     def __init__(self, monitor: str | None, mode: Mode | None, min_delta: float) -> None:
         if monitor is not None and not isinstance(monitor, str):
             raise TypeError(f"monitor={monitor!r}: allowed: a name in an epoch's record, as 'validation.loss'")
-        self.chosen = monitor is not None  # by the caller; else fit chooses
+        self.chosen = monitor is not None  # by the caller; otherwise fit chooses
         self.monitor = "validation.loss" if monitor is None else monitor
         inferred: Mode = "max" if self.monitor.rpartition(".")[2].endswith(HIGHER_IS_BETTER) else "min"
         self.mode: Mode = inferred if mode is None else choice("mode", mode, ("min", "max"))
@@ -156,12 +157,12 @@ class _Monitor(Callback):
     def _reset(self) -> None:
         self.best: float | None = None
         self.best_epoch = 0
-        self.since = 0  # epochs without a better one
+        self.since = 0  # epochs since the best
 
     def see(self, record: Record) -> bool:
-        """Is this epoch's value the best so far?"""
+        """True if this epoch's value is the best so far."""
         found = lookup(record, self.monitor)
-        value = math.nan if found is None else float(found)  # None: of nothing, as while compression sends all
+        value = math.nan if found is None else float(found)  # None: not measured, as while compression sends everything
         sign = 1.0 if self.mode == "min" else -1.0
         better = self.best is None or sign * value < sign * self.best - self.min_delta
         if math.isnan(value) or not better:
@@ -187,7 +188,7 @@ class _Monitor(Callback):
                 self.replay(record)
 
     def replay(self, record: Record) -> None:
-        """An epoch that was trained before the checkpoint with which this fit goes on."""
+        """Account for an epoch that was trained before the checkpoint of this resume."""
         self.see(record)
 
     @property
@@ -200,17 +201,16 @@ class _Monitor(Callback):
 class EarlyStopping(_Monitor):
     """Ends training when `monitor` has not been better by min_delta for `patience` epochs, and says so.
 
-    monitor       a name in the epoch's record, dotted, as "validation.loss"; fit raises ValueError for one that its
-                  records do not have, as without validation. mode: "min", "max", None: by the name.
-    restore_best  when training ends, by this or by itself, every rank gets back the weights that it had after the best
-                  epoch, and a centre (ElasticAveraging, ParameterServer) its own: copies are in memory meanwhile.
-                  Momentum, step and learning rate stay. A best epoch before a resume is not in memory: a warning says
-                  so, and the last weights stay. Checkpoints are written after each epoch, before anything is restored.
+    monitor       a name in the epoch's record, dotted, as "validation.loss"; fit raises ValueError for a name missing
+                  in its records, as without validation. mode: "min", "max", None: by the name.
+    restore_best  when training ends, by this or by itself, every rank gets back its weights of the best epoch, and a
+                  centre (ElasticAveraging, ParameterServer) its own. Copies stay in memory until then. Momentum, step
+                  and learning rate stay. A best epoch before a resume is not in memory: a warning says so, and the last
+                  weights stay. Checkpoints are written after each epoch, before anything is restored.
                   With fit(final_mix=True) all ranks get the consensus of those weights.
-                  If the network has shrunk since the best epoch, it has the size of that again, and momentum begins
-                  at zero.
+                  If the network has shrunk since the best epoch, it gets that size again, and momentum begins at zero.
 
-    A run that was stopped, and is resumed from the checkpoint of its last epoch, trains no epoch more.
+    A stopped run that is resumed from the checkpoint of its last epoch trains no further epoch.
     """
 
     def __init__(
@@ -260,9 +260,9 @@ class EarlyStopping(_Monitor):
 class ReduceOnPlateau(_Monitor):
     """Multiplies the learning rate by `factor` when `monitor` has not been better for `patience` epochs.
 
-    The reduced rate counts from the next epoch on, is said on the screen, and is never below min_lr. Arguments are
-    those of gossipgrad.schedules.Plateau, which is the same as a schedule. An optimiser's schedule must leave the rate
-    alone after its warm-up, else fit raises ValueError.
+    The reduced rate counts from the next epoch on, is printed, and is never below min_lr. Arguments are
+    those of gossipgrad.schedules.Plateau, which is this rule as a schedule. An optimiser's schedule must leave the rate
+    alone after its warm-up, otherwise fit raises ValueError.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class ReduceOnPlateau(_Monitor):
     def _reset(self) -> None:
         super()._reset()
         self._cooling = 0
-        self._due: str | None = None  # why the next epoch has a lower rate
+        self._due: str | None = None  # reason for the next epoch's lower rate
 
     def on_fit_begin(self, trainer: Trainer) -> None:
         schedule = trainer.optimizer.timing
@@ -296,7 +296,7 @@ class ReduceOnPlateau(_Monitor):
         super().on_fit_begin(trainer)
 
     def replay(self, record: Record) -> None:
-        """What a checkpoint was saved after is decided again: it holds the rate from before the reduction."""
+        """Repeat the decision of the epoch before the checkpoint, which holds the rate from before the reduction."""
         self._due = None
         better = self.see(record)
         if self._cooling:
@@ -321,14 +321,14 @@ class ReduceOnPlateau(_Monitor):
 class Checkpoint(_Monitor):
     """Saves after every epoch to `path`, and the best epoch beside it ("run.best.safetensors" for "run.safetensors").
 
-    path: from the folder that is the current one now, whichever it is later.
-    monitor None: "validation.loss" where there is validation, else "train_loss". mode: as of EarlyStopping. save_last,
+    path: relative to the current folder at construction, even if that changes later.
+    monitor None: "validation.loss" if there is validation, else "train_loss". mode: as of EarlyStopping. save_last,
     save_best: which of both.
-    every: saves to `path` also after so many steps of training, within an epoch; a resume goes on there, without
-    on_epoch_begin. 0: after epochs alone.
+    every: saves to `path` also after every `every` steps of training, within an epoch; a resume continues there,
+    without on_epoch_begin. 0: after epochs alone.
     save_on_signal: SIGTERM and SIGUSR1, which schedulers send before the time is over, end fit on all ranks after the
-    same step, which is saved to `path`, with SavedOnSignal: exit code 75. In the main thread alone.
-    It has what callbacks that are given before it have changed at the end of the epoch, such as the rate.
+    same step. That step is saved to `path`, and SavedOnSignal is raised: exit code 75. In the main thread alone.
+    A checkpoint includes changes by earlier callbacks in the list at the end of the epoch, such as the rate.
     While fit runs, no other run can save to these paths: it is refused with a CheckpointError before it trains.
     """
 
@@ -385,7 +385,7 @@ class Checkpoint(_Monitor):
 class _FileLogger(Callback):
     """A text file of one line an epoch; a resumed run writes the earlier epochs again.
 
-    Where it cannot be written, as on a full disk, a warning says so once, `failure` says why, and training goes on.
+    If it cannot be written, as on a full disk, one warning says so, `failure` has the reason, and training continues.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -397,7 +397,7 @@ class _FileLogger(Callback):
         return [Output(type(self).__name__, self.path)]
 
     def _write(self, lines: Callable[[], str], opened: bool = False) -> None:
-        """Write what `lines` gives; opened: to a new file."""
+        """Write the text of `lines`; opened: to a new file."""
         try:
             if opened:
                 self._file = open(self.path, "w", encoding="utf-8", newline="")
@@ -435,8 +435,8 @@ class _FileLogger(Callback):
 class CSVLogger(_FileLogger):
     """A file with one row an epoch and dotted column names, as "validation.accuracy".
 
-    A resumed run writes the earlier epochs again. fit raises ValueError for a path that cannot be written; where that
-    comes later, as on a full disk, a warning says so once, and training goes on.
+    A resumed run writes the earlier epochs again. fit raises ValueError for a path that cannot be written. If writing
+    fails later, as on a full disk, one warning says so, and training continues.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -444,7 +444,7 @@ class CSVLogger(_FileLogger):
         self._columns: list[str] = []
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """After earlier epochs the columns are theirs, and those of this fit: only one may have validation."""
+        """After earlier epochs the columns are theirs and this fit's: validation may be in one of both alone."""
         earlier = [name for record in trainer.history.epochs for name in flat(record)]
         self._columns = list(dict.fromkeys([*earlier, *trainer.record_names])) if earlier else []
         super().on_fit_begin(trainer)
@@ -462,7 +462,7 @@ class CSVLogger(_FileLogger):
 
 
 class JSONLLogger(_FileLogger):
-    """A file with one line of JSON an epoch: the record as it is in the report. Else as CSVLogger."""
+    """A file with one line of JSON an epoch: the record as in the report. Otherwise as CSVLogger."""
 
     def line(self, record: Record, first: bool) -> str:
         return json_text(record) + "\n"
@@ -472,7 +472,7 @@ METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 def check(callbacks: Any) -> list[Callback]:
-    """The callbacks that a user gave, one or several; TypeError for what is none, or has a method that nobody calls."""
+    """The callbacks that a user gave, one or several; TypeError for other objects, or a method that is never called."""
     try:
         actors = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     except TypeError:
@@ -493,9 +493,9 @@ def check(callbacks: Any) -> list[Callback]:
 
 
 def check_steps(callbacks: list[Callback], begun: bool = True) -> list[int]:
-    """After multiples of which steps some on_step is to be called; ValueError, TypeError: an `every` that says none.
+    """The intervals of steps after which some on_step is called; ValueError, TypeError: an invalid `every`.
 
-    begun: has on_fit_begin been called, which may set `every`?
+    begun: True after on_fit_begin, which may set `every`.
     """
     found = set()
     for actor in filter(has_steps, callbacks):
@@ -510,13 +510,13 @@ def check_steps(callbacks: list[Callback], begun: bool = True) -> list[int]:
 
 
 def _sets_every(actor: Callback) -> bool:
-    """Has the object, or its class, an `every` of its own?"""
+    """True if the object, or its class, has an `every` of its own."""
     classes = [one for one in type(actor).__mro__ if one not in (Callback, object)]
     return any("every" in vars(one) for one in (actor, *classes))
 
 
 def has_steps(actor: Callback) -> bool:
-    """Is there something to be called on steps?"""
+    """True if on_step must be called."""
     return type(actor).on_step is not Callback.on_step
 
 
@@ -527,9 +527,9 @@ def call(callbacks: list[Callback], method: str, *arguments: Any) -> None:
 
 
 def end(callbacks: list[Callback], trainer: Any) -> None:
-    """Call on_fit_end of all callbacks, whatever some of them raise: others have files to close and locks to give back.
+    """Call on_fit_end of all callbacks, even if some raise: others have files to close and locks to release.
 
-    The first error is raised at the end. trainer.failed says to those that follow that there is one.
+    The first error is raised at the end. trainer.failed tells it to the callbacks after it.
     """
     problem: BaseException | None = None
     for callback in callbacks:

@@ -1,4 +1,4 @@
-"""Which ranks train together: one, an MPI group, or a virtual cluster in this process."""
+"""Ranks that train together: one, an MPI group, or a virtual cluster in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_VIRTUAL_RANKS = 4096
 @named_keywords
 @dataclass(frozen=True)
 class Straggler:
-    """Ranks that now and then come late: before each step a rank does nothing for `delay` seconds with `probability`.
+    """Ranks that now and then come late: before each step a rank pauses for `delay` seconds with `probability`.
 
     Drawn from (seed, rank, step), so the same ranks are late at the same steps in every run. In a virtual cluster the
     rank's clock moves, elsewhere it sleeps. Like the delays of up to 300 ms in Jin, Yuan, Iandola, Keutzer, "How to
@@ -39,12 +39,12 @@ class Straggler:
 class Network:
     """The links of every rank, one out and one in, each carrying one message at a time.
 
-    latency    seconds from a message's first byte leaving to its arriving.
+    latency    seconds from the departure of a message's first byte to its arrival.
     bandwidth  bytes a second of a link; 0: unlimited.
 
     A message of b bytes alone takes latency + b / bandwidth. A rank's messages leave one after the other, and messages
-    to one rank arrive one after the other: many senders wait at a server, those of a ring do not. In a virtual cluster
-    clocks move; under MPI messages are held back, so that one machine shows a slow network.
+    to one rank arrive one after the other. So many senders wait at a server, and those of a ring do not. In a virtual
+    cluster clocks move; under MPI messages are held back, so that one machine shows a slow network.
     """
 
     latency: float = 0.0
@@ -63,14 +63,14 @@ class Network:
 class VirtualCluster:
     """p ranks as threads of this process: the same code, results and bits as under MPI, no launcher.
 
-    Every rank has a clock of its own, and runs are the same from one to the next, asynchronous strategies included.
-    Clocks change no result of a strategy whose steps wait for each other; what GossipGraD's exchange="auto" stands for
-    depends on whether there is a latency or a bandwidth.
+    Every rank has a clock of its own, and runs repeat exactly, asynchronous strategies included. If a strategy's steps
+    wait for each other, clocks change no result. GossipGraD's exchange="auto" depends on whether there is a latency or
+    a bandwidth.
 
     latency, bandwidth  the network: seconds, and bytes a second (0: unlimited); see Network.
     compute_rate        multiplies the seconds of computing.
-    compute_time        seconds of a step, whatever its batch, a third of it forward, divided among the layers by their
-                        flops; a sequence: of each rank's. None: each layer's flops at 50e9 a second.
+    compute_time        seconds of a step, whatever its batch; a sequence: of each rank's. A third is the forward pass;
+                        layers share it by their flops. None: each layer's flops at 50e9 a second.
     straggler           a Straggler, or None.
     seed                of the straggler; None: the trainer's.
     """
@@ -118,7 +118,7 @@ class VirtualCluster:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> VirtualCluster:
-        """The cluster that settings() described."""
+        """The cluster of a settings() dict."""
         given = {field.name: settings[field.name] for field in fields(cls) if field.name in settings}
         if given.get("straggler") is not None:
             given["straggler"] = Straggler(**given["straggler"])
@@ -133,7 +133,7 @@ def _checked(argument: str, value: Any, wanted: type) -> Any:
 
 
 def with_circumstances(comm: Any, straggler: Straggler | None, network: Network | None) -> Any:
-    """`comm`; a VirtualCluster with this straggler and network in place of none. ValueError where it has its own."""
+    """`comm`; a VirtualCluster that lacks a straggler or a network gets these. ValueError if it has its own."""
     _checked("straggler", straggler, Straggler)
     _checked("network", network, Network)
     if not isinstance(comm, VirtualCluster):
@@ -155,25 +155,25 @@ def links(comm: Any, network: Network | None) -> Network | None:
 
 
 def machines(team: _core.Team, network: Network | None) -> int:
-    """How many machines the ranks are on; ranks behind the links of a `network` count as one machine each."""
+    """The number of machines of the ranks; ranks behind the links of a `network` count as one machine each."""
     simulated = network is not None and (network.latency > 0 or network.bandwidth > 0)
     return team.size if simulated else team.nodes()[0]
 
 
 def by_mpi(comm: Any) -> bool:
-    """Will the ranks of `comm`, as given to make_team, be MPI's?"""
+    """True if the ranks of `comm`, as given to make_team, will be MPI's."""
     if origin.parent_rank() is not None:
         return False
     return origin.is_launched() if comm is None else not isinstance(comm, VirtualCluster)
 
 
 def refuse(comm: Any, call: str, error: Exception) -> NoReturn:
-    """Raise this error, met before there was a group, on all ranks of `comm` that come to `call`."""
+    """Raise this error, met before the group was made, on all ranks of `comm` that come to `call`."""
     is_group = comm is None or callable(getattr(comm, "py2f", None))
     if by_mpi(comm) and is_group and (comm is not None or failure.launched_size() > 1):
         try:
             team = make_team(comm, agreement.error_patience(), error=error)
-        except CommunicationError:  # the others do not come to where the groups are made
+        except CommunicationError:  # the others never reach the creation of groups
             raise error from None
         agreement.refuse(team, call, error)
     raise error
@@ -184,15 +184,15 @@ def make_team(
 ) -> _core.Team:
     """The core's group of ranks for `comm`.
 
-    None: the MPI world where a launcher started this process, else one rank. A VirtualCluster. Or a communicator of
+    None: the MPI world if a launcher started this process, else one rank. A VirtualCluster. Or a communicator of
     mpi4py (anything with py2f()). Collective. timeout: seconds a wait may take before it fails; 0: for ever.
-    network: holds messages back under MPI; a VirtualCluster has its own. error: what the ranks are to be told then.
-    RuntimeError but for a VirtualCluster: a rank started this process, or a launcher without MPI did.
+    network: holds messages back under MPI; a VirtualCluster has its own. error: an error to raise on all ranks.
+    RuntimeError, except for a VirtualCluster: a rank started this process, or a launcher without MPI did.
     """
     links: dict[str, Any] = {key: float(value) for key, value in asdict(network or Network()).items()}
     stall.start()
     if isinstance(comm, VirtualCluster):
-        alone = not _core.info()["mpi"]["initialised"]  # else it has trained with the others, too
+        alone = not _core.info()["mpi"]["initialised"]  # otherwise it has trained with the others, too
         processes = failure.launched_size()
         if alone and processes > 1 and failure.launched_rank() == 0:
             warn(

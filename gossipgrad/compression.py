@@ -1,4 +1,4 @@
-"""Compression: how what ranks send each other is made smaller. Each class is a description; the core does the work."""
+"""Compression: smaller messages between ranks. Each class is a description; the core does the work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BIN_SIZE: dict[str, int] = {"conv": 50, "linear": 500, "recurrent": 500, "other"
 
 
 def _bin_size(value: Any) -> dict[str, int]:
-    """The elements of a bin by the family of layers."""
+    """The bin's elements by the family of layers."""
     if value is None:
         return dict(BIN_SIZE)
     if not isinstance(value, Mapping):
@@ -43,7 +43,7 @@ def _bin_size(value: Any) -> dict[str, int]:
 
 
 def _factor(value: Any, usual: float) -> float | dict[str, float]:
-    """One number, or one of each family of layers."""
+    """One number, or one for each family of layers."""
     if not isinstance(value, Mapping):
         return number("factor", usual if value is None else value, 1.0)
     _check_families("factor", value)
@@ -58,7 +58,7 @@ def _check_families(name: str, value: Mapping[str, Any]) -> None:
 
 
 def _read_by_family(name: str, read: type[int] | type[float], usual: str) -> Callable[[str], Any]:
-    """From a number, or FAMILY=N with commas or slashes between them."""
+    """A reader of a number, or FAMILY=N with commas or slashes between them."""
 
     def read_one(text: str) -> Any:
         try:
@@ -78,7 +78,7 @@ def _read_by_family(name: str, read: type[int] | type[float], usual: str) -> Cal
 @named_keywords
 @dataclass(frozen=True, kw_only=True)
 class AdaComp:
-    """Of each bin of a parameter the few elements that matter are sent; the rest is sent later, and nothing is lost.
+    """The few largest elements of each bin of a parameter are sent; the rest is sent later, and nothing is lost.
 
     Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan, "AdaComp: Adaptive Residual Gradient Compression for
     Data-Parallel Distributed Training" (2017), arXiv 1712.02679. In each step, for each parameter of each rank, with
@@ -88,39 +88,38 @@ class AdaComp:
         gmax of a bin, which is so many elements in a row: its largest |G|;  s: the mean of gmax over the bins
         element j is sent where |H_j| >= gmax of its bin and gmax > 0;  then R = G - what was sent
 
-    Every rank adds up what all ranks sent, in their order, so all replicas have the same bits. Sent and residue
-    together are the gradients, always. Other strategies compress in place of dW what they send: PeriodicAllReduce how
-    far a rank has moved, for example. With one rank nothing is sent, so nothing is compressed.
+    Every rank adds the messages of all ranks in their order, so all replicas have the same bits. Sent values and
+    residue always add up to the gradients. Other strategies compress their own messages in place of dW:
+    PeriodicAllReduce how far a rank has moved, for example. With one rank nothing is sent, so nothing is compressed.
 
-    bin_size     elements in a bin, 1 to 16383: one number, or a dict by what a layer does: "conv"olution, "linear"
-                 (also attention's projections), "recurrent" (LSTM), "other" (embeddings and all else). What the dict
-                 leaves out has the default: 50 for "conv", 500 for the others. 0: this family is not compressed. Bins
-                 of less than 64 elements need 8 bits an element that is sent, others 16, and mode="exact" the values as
-                 well.
-    factor       at least 1: how much more the new gradient counts in the choice: one number, or a dict by what a layer
-                 does, as bin_size. The larger it is, the more is sent, and the closer training is to that without
-                 compression. None, and what a dict leaves out: 2, with selection="cyclic" 4. 1.5 to 3 work well with
-                 "local".
-    mode         what is sent of a chosen element. "strict": sign(G) * s, as in the paper, with one s a parameter.
-                 "safe": the same, but only where |G| >= s / 2: quiet bins do not overshoot. "exact": G itself.
+    bin_size     elements in a bin, 1 to 16383: one number, or a dict by the kind of layer: "conv"olution, "linear"
+                 (also attention's projections), "recurrent" (LSTM), "other" (embeddings and all else). Kinds missing in
+                 the dict have the default: 50 for "conv", 500 for the others. 0: this family is not compressed. Bins
+                 of less than 64 elements need 8 bits for each sent element, others 16; mode="exact" adds the values.
+    factor       at least 1: weight of the new gradient in the choice: one number, or a dict by the kind of layer, as
+                 bin_size. A larger factor sends more, and training is closer to that without compression. None, and
+                 kinds missing in the dict: 2, with selection="cyclic" 4. 1.5 to 3 work well with "local".
+    mode         the value sent for a chosen element. "strict": sign(G) * s, as in the paper, with one s a parameter.
+                 "safe": as "strict", but only if |G| >= s / 2: quiet bins do not overshoot. "exact": G itself.
                  None: "strict"; with selection="cyclic" and with GossipGraD "exact", the only one there.
-    values       with mode="exact": as what values travel; what "bfloat16" rounds off stays in the residue.
-    dense        what travels whole: "bias", "norm" (what normalisations multiply by and add), both in a tuple, or none,
-                 (). Statistics, as of batch normalisation, always do.
+    values       with mode="exact": the type in which values travel; the rounding error of "bfloat16" stays in the
+                 residue.
+    dense        parameters that travel whole: "bias", "norm" (scale and shift of normalisations), both in a tuple, or
+                 none, (). Statistics, as of batch normalisation, always do.
     dense_below  parameters of fewer elements travel whole as well.
-    warmup       so many steps at the beginning of training send everything.
-    selection    "local": each rank chooses for itself, so what a rank receives grows with the ranks. "cyclic": in turns
-                 one rank chooses, and all send these elements, so their sum is as small for any number of ranks (Chen
-                 et al., "ScaleCom", 2020). What one rank does not choose waits longer than what none of all chooses:
-                 with a small factor, a high rate and momentum, training can diverge.
+    warmup       this many steps at the beginning of training send everything.
+    selection    "local": each rank chooses for itself, so a rank receives more with more ranks. "cyclic": one rank
+                 chooses in turn, and all send these elements, so the size of their sum does not depend on the number of
+                 ranks (Chen et al., "ScaleCom", 2020). Elements wait longer in the residue than with "local": with a
+                 small factor, a high rate and momentum, training can diverge.
     local_momentum  each rank's gradient goes through SGD's momentum, and weight decay, before the choice instead of
-                 the sum after it (Lin et al., "Deep Gradient Compression", 2017). So what waits in the residue has the
-                 momentum that it would have had, and short trainings lose less. With Adam each rank has the moments of
-                 its own gradients, and G = R + the direction of its step, of which every rank then subtracts lr times
-                 the sum (after Chen et al., "Quantized Adam with Error Feedback", 2020). Squares of gradients count
-                 1/p: the mean of p independent gradients varies so much less. The optimiser's arenas of moments are
-                 each rank's own. With AllReduce and LayerwiseAllReduce; with Adam, and with SGD that has momentum,
-                 without nesterov; without clip_norm.
+                 the sum after it (Lin et al., "Deep Gradient Compression", 2017). So waiting values in the residue have
+                 their momentum, and short trainings lose less. With Adam each rank has the moments of its own
+                 gradients, and G = R + the direction of its step. Every rank then subtracts lr times the sum (after
+                 Chen et al., "Quantized Adam with Error Feedback", 2020). Squares of gradients count 1/p, because the
+                 mean of p independent gradients has 1/p of the variance. The optimiser's arenas of moments are each
+                 rank's own. With AllReduce and LayerwiseAllReduce; with Adam, and with SGD that has momentum, without
+                 nesterov; without clip_norm.
 
     The residue is one more copy of the model on each rank. Checkpoints have it, so a resumed run has the same bits.
     """
@@ -193,7 +192,7 @@ class AdaComp:
             raise ValueError(f"values={self.values!r} with mode={self.mode!r}: no values travel; allowed: mode='exact'")
 
     def of_mode(self, mode: Mode) -> AdaComp:
-        """The same with this mode, if it has none yet."""
+        """A copy with this mode, if it has none yet."""
         return self if self.mode is not None else replace(self, mode=mode)
 
     def settings(self) -> dict[str, Any]:
@@ -202,13 +201,13 @@ class AdaComp:
         return {"name": self.name, **own}
 
     def packed(self, net: Model) -> dict[str, tuple[str, int]]:
-        """The tensors of a network that are compressed: what their layer does, and the elements of a bin."""
+        """The compressed tensors of a network: (family of the layer, elements of a bin) by name."""
         if not isinstance(net, Model):
             raise TypeError(f"net is a {type(net).__name__}; allowed: a gossipgrad.Model")
         return net.graph.compressed(self.options())
 
     def options(self) -> dict[str, Any]:
-        """What the core wants."""
+        """The core's options."""
         return {**asdict(self), "mode": self.mode or "strict", "dense": roles(parts("dense", self.dense))}
 
 
@@ -226,7 +225,7 @@ def by_name(name: str, **options: Any) -> AdaComp:
 
 
 def from_settings(settings: Mapping[str, Any] | None) -> AdaComp | None:
-    """The compression that settings() described; other keys are ignored, and what is not there keeps its default."""
+    """The compression of a settings() dict; other keys are ignored, and missing ones keep their defaults."""
     if settings is None:
         return None
     made = BY_NAME[choice("compression", settings["name"], BY_NAME)]

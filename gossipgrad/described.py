@@ -29,7 +29,7 @@ def field_of(said: Mapping[str, Any]) -> Any:
 
 
 def checked(said: Mapping[str, Any], argument: str, value: Any) -> Any:
-    """`value` as the core takes it; TypeError, ValueError: what it is not."""
+    """`value` in the core's form; TypeError, ValueError: invalid."""
     if value is None and said["unset"] is not None:
         return None
     if said["type"] == "flag":

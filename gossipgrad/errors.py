@@ -1,4 +1,4 @@
-"""The package's errors, and the checks that name the argument, its value and what is allowed."""
+"""The package's errors, and checks whose errors name the argument, its value and the allowed ones."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ MOST_SHOWN = 2000  # characters of a message that quotes a file
 
 
 def printable(text: str) -> str:
-    """`text` for a terminal: characters that move its cursor or hide others as escapes, the middle of a long one left
-    out."""
+    """`text` for a terminal: characters that move its cursor or hide others become escapes, and the middle of a long
+    text is left out.
+    """
     if len(text) > MOST_SHOWN:
         half = MOST_SHOWN // 2
         text = f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
@@ -37,30 +38,30 @@ def printable(text: str) -> str:
 
 
 def listed(names: Iterable[Any], most: int = 20) -> str:
-    """Names with commas, the first `most` of them, and how many more there are."""
+    """Names with commas, the first `most` of them, and the number of others."""
     every = [str(name) for name in names]
     return ", ".join(every[:most]) + (f", and {len(every) - most:,} more" if len(every) > most else "")
 
 
 class _OfFile(ValueError):
-    """An error whose message quotes what a file holds, so that it goes through `printable`."""
+    """An error whose message quotes a file's content, so it goes through `printable`."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(printable(one) if isinstance(one, str) else one for one in args))
 
 
 class DataError(_OfFile):
-    """A data file is missing, damaged or not what it should be."""
+    """A data file is missing, damaged or of another kind."""
 
 
-# The exit code of what a signal has let save, as sysexits' EX_TEMPFAIL: "try again".
+# The exit code after a save on a signal, as sysexits' EX_TEMPFAIL: "try again".
 SAVED = 75
 
 
 class SavedOnSignal(SystemExit):
-    """A signal has ended fit, and where it stopped is saved, as Checkpoint(save_on_signal=True) asks.
+    """A signal has ended fit, and the state at that step is saved, as Checkpoint(save_on_signal=True) asks.
 
-    Where nobody catches it, it ends the process with exit code 75: "try again", by fit(resume=).
+    If nobody catches it, it ends the process with exit code 75: "try again", by fit(resume=).
     paths  the checkpoints.
     """
 
@@ -73,7 +74,7 @@ class CheckpointError(_OfFile):
     """A checkpoint is damaged, incomplete, or of another model or group of ranks."""
 
 
-# What other libraries call it.
+# Names of other libraries.
 _ELSEWHERE = {
     "mse": "mean_squared_error",
     "l2": "mean_squared_error",
@@ -127,7 +128,7 @@ _ELSEWHERE = {
     "ranks": "--virtual-ranks",
     "output": "--report",
 }
-# The same of keywords in Python, where they differ from options of the command line.
+# Other libraries' names of keywords in Python that differ from options of the command line.
 _KEYWORDS_ELSEWHERE = {
     "learningrate": "lr",
     "numclasses": "classes",
@@ -156,7 +157,7 @@ _KEYWORDS_ELSEWHERE = {
 
 
 def did_you_mean(value: Any, allowed: Iterable[Any]) -> str:
-    """ "; did you mean 'x'?" for a name that is much like one of the allowed ones, or another library's; else ""."""
+    """The hint "; did you mean 'x'?" for a name similar to an allowed one, or another library's; else ""."""
     if not isinstance(value, str):
         return ""
 
@@ -174,11 +175,11 @@ def did_you_mean(value: Any, allowed: Iterable[Any]) -> str:
 
 def _near(name: str, names: Iterable[str]) -> list[str]:
     near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.6)
-    return sorted(near, key=lambda one: sorted(one) != sorted(name))[:1]  # letters that changed places come first
+    return sorted(near, key=lambda one: sorted(one) != sorted(name))[:1]  # swapped letters come first
 
 
 def is_of(value: Any, package: str) -> bool:
-    """Is a class of this package, which need not be there, among the value's?"""
+    """True if a class of the value is from this package, which need not be installed."""
     return any(f"{one.__module__}.".startswith(f"{package}.") for one in type(value).__mro__)
 
 
@@ -194,10 +195,10 @@ _Made = TypeVar("_Made", bound=Callable[..., Any])
 
 
 def named_keywords(made: _Made) -> _Made:
-    """A function, or a class with its constructor, whose error for a keyword that it does not have says which is meant,
-    and for an argument too many which may be given without a keyword.
+    """A function, or a class with its constructor, with better errors.
 
-    What inspect and help show of it stays as it is.
+    For an unknown keyword they name the probable one, and for an argument too many those allowed without a keyword.
+    inspect and help show it unchanged.
     """
     if isinstance(made, type):
         cast(Any, made).__init__ = _checking(cast(Any, made).__init__, True)
@@ -228,7 +229,7 @@ def _checking(function: Callable[..., Any], constructor: bool) -> Callable[..., 
 
 
 def choice(argument: str, value: Any, allowed: Iterable[Any]) -> Any:
-    """`value` as it is among `allowed`; a scalar of NumPy counts as Python's."""
+    """`value` in its form among `allowed`; a scalar of NumPy counts as Python's."""
     allowed = list(allowed)
     plain = value.item() if isinstance(value, np.generic) else value
     for one in allowed:
@@ -245,8 +246,8 @@ def flag(argument: str, value: Any) -> bool:
     return bool(value)
 
 
-HIGHEST = 2**63 - 1  # integer that the core counts with
-LARGEST = float(np.finfo(np.float32).max)  # number that the core computes with
+HIGHEST = 2**63 - 1  # max integer of the core
+LARGEST = float(np.finfo(np.float32).max)  # max number of the core
 
 
 def integer(argument: str, value: Any, low: int, high: int = HIGHEST) -> int:
@@ -292,7 +293,7 @@ def number(
 
 
 def store(instance: Any, **checked: Any) -> None:
-    """Give fields of a frozen dataclass their checked values: plain Python ones, whatever the caller gave."""
+    """Give fields of a frozen dataclass their checked values, as plain Python ones."""
     for key, value in checked.items():
         object.__setattr__(instance, key, value)
 
@@ -303,7 +304,7 @@ def counted(n: int, what: str) -> str:
 
 
 def unreadable(what: str, value: Any, error: Exception) -> str:
-    """What to say of a value of which NumPy makes no array, or none without a copy."""
+    """The error text for a value that NumPy cannot make an array of, or not without a copy."""
     return (
         f"{what} is a {type(value).__name__} that NumPy cannot read ({one_line(error)}); allowed: arrays of NumPy's "
         "types in the host's memory, without gradients of their own"
@@ -311,7 +312,7 @@ def unreadable(what: str, value: Any, error: Exception) -> str:
 
 
 def plain_array(what: str, value: Any) -> NDArray[Any]:
-    """`value` as an array. ValueError for a masked one that masks any: other arrays cannot say so.
+    """`value` as an array. ValueError for a masked one that masks any element: other arrays have no masks.
 
     TypeError, ValueError: NumPy makes no array of it.
     """
@@ -330,7 +331,7 @@ def plain_array(what: str, value: Any) -> NDArray[Any]:
 
 
 def not_finite(array: NDArray[Any]) -> str:
-    """ "[0, 3] is nan" of the first element that is NaN or infinite; "": there is none."""
+    """ "[0, 3] is nan" for the first element that is NaN or infinite; "": there is none."""
     finite = np.isfinite(array)
     if finite.all():
         return ""
@@ -348,7 +349,7 @@ def pair(argument: str, value: Any, low: int) -> tuple[int, int]:
 
 
 def _outside(frame: FrameType) -> FrameType | None:
-    """The first frame from here on that is the caller's of this package; None: it has none, in a thread of ours."""
+    """The caller's first frame, outside of this package; None: there is none, in a thread of ours."""
     ours = ("gossipgrad", "threading", "concurrent")
     found: FrameType | None = frame
     while found is not None and found.f_globals.get("__name__", "").partition(".")[0] in ours:
@@ -357,9 +358,9 @@ def _outside(frame: FrameType) -> FrameType | None:
 
 
 def warn(text: str) -> None:
-    """A UserWarning at the line of the caller's that called into this package.
+    """A UserWarning at the caller's line that called into this package.
 
-    In a thread of the package's own, as those that read images, it is the line where the main thread is.
+    In a thread of the package's own, as those that read images, it is the current line of the main thread.
     """
     text = printable(text)
     frame = _outside(sys._getframe(1))

@@ -1,4 +1,4 @@
-"""What goes into a network and what comes out: its inputs, and its heads, each with a loss, a weight and a target."""
+"""Inputs and outputs of a network: its inputs, and its heads, each with a loss, a weight and a target."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Losses = OneLoss | Sequence[OneLoss] | Mapping[str, OneLoss]  # for all outputs,
 
 @dataclass(frozen=True)
 class Field:
-    """An input of a network, by the name under which it is fed; shape: of one sample."""
+    """An input of a network, by its name for data; shape: of one sample."""
 
     name: str
     node: int  # its number in the graph
@@ -38,8 +38,8 @@ class Head:
     name: str
     node: int
     shape: tuple[int, ...]
-    training_only: bool  # in evaluation it falls away, with the layers that lead to it alone
-    target: int  # which of the data's targets it is trained on
+    training_only: bool  # evaluation leaves it out, with the layers that lead to it alone
+    target: int  # number of the data's target that it is trained on
     weight: float = 1.0  # of its loss in the sum that is trained
     loss: Any = "cross_entropy"
 
@@ -50,16 +50,16 @@ class Head:
 
     @property
     def ignored(self) -> int | None:
-        """The target that has no loss, where there is one."""
+        """The target value without loss, if there is one."""
         return getattr(self.loss, "ignore_index", None)
 
     def core(self) -> dict[str, Any]:
-        """The loss as the core wants it."""
+        """The loss in the core's form."""
         given = {"loss": self.loss} if isinstance(self.loss, str) else dict(self.loss.core())
         return given | {"weight": self.weight, "target": self.target}
 
     def describe_loss(self) -> Any:
-        """The loss in terms of JSON: what loss= takes."""
+        """The loss in terms of JSON: the value of loss=."""
         return losses.described(self.loss)
 
     def describe(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _named(argument: str, name: Any, names: Sequence[str]) -> int:
 
 
 def by_head(argument: str, given: Any, names: Sequence[str], default: T | None) -> list[Any]:
-    """A value for each head, of one for all, a list, or a dict by the heads' names (others get the default)."""
+    """A value for each head, from one for all, a list, or a dict by the heads' names (others get the default)."""
     if isinstance(given, Mapping):
         places = {_named(argument, name, names): value for name, value in given.items()}
         missing = [names[i] for i in range(len(names)) if i not in places and default is None]
@@ -119,7 +119,7 @@ def heads(
     targets: Any,
     weights: Any,
 ) -> tuple[Head, ...]:
-    """The heads of a network: (name, node, shape) of each, and what Model was given for them."""
+    """The heads of a network: (name, node, shape) of each, and the arguments of Model for them."""
     names = [name for name, _, _ in places]
     if len(set(names)) < len(names):
         raise ValueError(f"outputs: {', '.join(names)}: allowed: each name once")
@@ -141,7 +141,7 @@ def heads(
 
 def _checked(head: Head, argument: str) -> Head:
     loss = head.loss
-    if not isinstance(loss, (str, losses.CrossEntropy)):  # a module of PyTorch's, say
+    if not isinstance(loss, (str, losses.CrossEntropy)):  # for example a module of PyTorch's
         allowed = ", ".join(map(repr, LOSSES))
         hint = did_you_mean(type(loss).__name__, LOSSES)
         raise ValueError(f"{argument}={loss!r}: allowed: {allowed}, gossipgrad.CrossEntropy(...){hint}")
@@ -171,7 +171,7 @@ def with_losses(made: Sequence[Head], loss: Any, weights: Any) -> tuple[Head, ..
 
 
 def check_names(argument: str, given: Iterable[str], wanted: Sequence[str]) -> None:
-    """ValueError that says which names are missing and which are unknown, unless `given` has those that are wanted."""
+    """ValueError with the missing and the unknown names, unless `given` has exactly the wanted ones."""
     found = list(map(str, given))
     missing = [name for name in wanted if name not in found]
     unknown = [name for name in found if name not in wanted]
@@ -182,7 +182,7 @@ def check_names(argument: str, given: Iterable[str], wanted: Sequence[str]) -> N
 
 
 def separate(argument: str, given: Any, names: Sequence[str]) -> list[Any]:
-    """The arrays of several fields, of a list, a tuple or a dict by name; of a single field the thing itself."""
+    """The arrays of several fields, from a list, a tuple or a dict by name; for a single field the thing itself."""
     if isinstance(given, Mapping):
         check_names(argument, given, names)
         return [given[name] for name in names]
@@ -195,7 +195,7 @@ def separate(argument: str, given: Any, names: Sequence[str]) -> list[Any]:
 
 
 def of_samples(shape: tuple[int, ...]) -> str:
-    """What errors call the shape of any number of samples: (n, 8)."""
+    """Errors' text for the shape of any number of samples: (n, 8)."""
     return str(("n", *shape)).replace("'n'", "n")
 
 
@@ -212,7 +212,7 @@ def tokens(given: Any, shape: tuple[int, ...], what: str) -> NDArray[np.int32]:
 
 
 def measured_names(made: Sequence[Head]) -> list[str]:
-    """The numbers of `measured`."""
+    """Names of the numbers of `measured`."""
     own = [("loss", "accuracy") if one.kind != "mean_squared_error" else ("loss",) for one in made]
     several = [(one.name, keys) for one, keys in zip(made, own, strict=True) if not one.training_only]
     named = [f"{name}_{key}" for name, keys in several for key in keys] if len(several) > 1 else []
@@ -220,7 +220,7 @@ def measured_names(made: Sequence[Head]) -> list[str]:
 
 
 def measured(made: Sequence[Head], found: Mapping[str, Any]) -> dict[str, float]:
-    """What the core has evaluated: the main output's loss and accuracy, and each one's as NAME_loss if several."""
+    """The core's evaluation: the main output's loss and accuracy, and with several outputs each one's as NAME_loss."""
     result = {key: value for key, value in found.items() if key != "heads"}
     for place, each in found.get("heads", {}).items():
         result |= {f"{made[place].name}_{key}": value for key, value in each.items()}
@@ -228,7 +228,7 @@ def measured(made: Sequence[Head], found: Mapping[str, Any]) -> dict[str, float]
 
 
 def loss_settings(made: Sequence[Head]) -> dict[str, Any]:
-    """The losses, and where there are several outputs the weights, in terms of JSON; losses_of reads them."""
+    """The losses, and with several outputs the weights, in terms of JSON; losses_of reads them."""
     if len(made) == 1:
         return {"loss": made[0].describe_loss()}
     return {"loss": [one.describe_loss() for one in made], "loss_weights": [one.weight for one in made]}

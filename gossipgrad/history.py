@@ -1,4 +1,5 @@
-"""What fit returns and a report holds: settings, environment, one record an epoch. docs/report.md says the fields."""
+"""The result of fit and the content of a report: settings, environment, one record an epoch; docs/report.md has the
+fields."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from gossipgrad.state.files import content, json_text, write_atomically
 SCHEMA = 1
 Record = dict[str, Any]
 
-# The order of an epoch's record; what else the core gives comes behind.
+# The order of an epoch's record; other numbers of the core follow.
 _ORDER = (
     "epoch",
     "seconds",
@@ -52,11 +53,11 @@ _ORDER = (
 )
 
 
-# Those that not every record has.
+# Fields that not every record has.
 _SOMETIMES = {"virtual_seconds", "train_accuracy", "validation", "validation_replicas", "compression", "units"}
 _SOMETIMES |= {"apoptosis_seconds"}
-_BINS = 17  # bins are counted by how many of their elements were sent: 0, 1, ..., 15, 16 or more
-# What the report calls the families of layers.
+_BINS = 17  # classes of bins by the number of sent elements: 0, 1, ..., 15, 16 or more
+# Names of the families of layers in the report.
 _KINDS = {"conv": "conv2d", "linear": "linear", "recurrent": "recurrent", "other": "other"}
 
 
@@ -72,9 +73,9 @@ def number_names(
 ) -> list[str]:
     """The numbers of an epoch's record, by dotted names, before there is one.
 
-    virtual: of a virtual cluster; classes: has the loss classes; families: of layers, empty where nothing is
-    compressed; validation: what the validation says, empty without; replica: what that of each of `replicas` ranks
-    says; units: the layers that have some; apoptosis: may the network shrink.
+    virtual: in a virtual cluster; classes: the loss has classes; families: of layers, empty without compression;
+    validation: names of the validation's numbers, empty without; replica: names of the validation of each of `replicas`
+    ranks; units: the layers that have some; apoptosis: True if the network may shrink.
     """
     names = [name for name in _ORDER if name not in _SOMETIMES]
     names += ["virtual_seconds"] if virtual else []
@@ -88,7 +89,7 @@ def number_names(
     return names + [f"validation_replicas.{rank}.{one}" for one in replica for rank in range(replicas)]
 
 
-# Of a record, in a notebook.
+# Fields of a record shown in a notebook.
 _SHOWN = (
     "epoch",
     "train_loss",
@@ -110,12 +111,12 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def compressed(counts: Mapping[str, Any]) -> Record:
-    """The record's "compression", of what the core counts; None: of nothing that was sent."""
+    """The record's "compression", from the core's counts; None: nothing was sent."""
     dense, sent = (
         {_KINDS[family]: counts[what][family] for family in _KINDS if family in counts[what]}
         for what in ("dense_bytes", "sent_bytes")
     )
-    # A rank may have told a server what it begins with, and nothing else.
+    # A rank may have sent a server its initial weights, and nothing else.
     return {
         "ratio": _ratio(sum(dense.values()), sum(sent.values())) or None,
         "by_kind": {kind: _ratio(dense[kind], sent[kind]) or None for kind in dense},
@@ -128,13 +129,14 @@ def compressed(counts: Mapping[str, Any]) -> Record:
 
 
 def ordered(record: Mapping[str, Any]) -> Record:
-    """The record in the order in which it is documented."""
+    """The record in its documented order."""
     return {k: record[k] for k in _ORDER if k in record} | {k: v for k, v in record.items() if k not in _ORDER}
 
 
 def lookup(record: Mapping[str, Any], key: str) -> Any:
-    """record["a"]["b"] for the key "a.b", and where b is the name of a layer, with dots in it; KeyError names what
-    there is."""
+    """record["a"]["b"] for the key "a.b", also if b is the name of a layer, with dots in it; KeyError lists the
+    existing names.
+    """
     value: Any = record
     rest = key
     while rest:
@@ -165,7 +167,7 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
 class History:
     """The records of a run, in the attributes that docs/report.md names; `epochs` has one record an epoch.
 
-    history["train_loss"], history["validation.accuracy"]: one value an epoch; KeyError where a record lacks it.
+    history["train_loss"], history["validation.accuracy"]: one value an epoch; KeyError if a record lacks it.
     """
 
     settings: Record = field(default_factory=dict)
@@ -214,7 +216,7 @@ class History:
     def to_dict(self) -> Record:
         """The report: schema 1 of docs/report.md."""
         facts = {one.name: getattr(self, one.name) for one in fields(self)}
-        last = {key: facts.pop(key) for key in ("epochs", "weights_sha256")}  # the long ones
+        last = {key: facts.pop(key) for key in ("epochs", "weights_sha256")}  # long fields go last
         return {"schema": SCHEMA, **facts, **last}
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -223,7 +225,7 @@ class History:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> History:
-        """The history in a report. ValueError if it is none. OSError: no file, or none that is a regular one."""
+        """The history in a report. ValueError if it is none. OSError: missing, or not a regular file."""
         try:
             report = json.loads(content(path))
         except (ValueError, RecursionError) as error:

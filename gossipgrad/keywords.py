@@ -1,6 +1,6 @@
-"""What the fields of dataclasses say of themselves: the command line makes its options from it.
+"""Metadata of dataclasses' fields, from which the command line makes its options.
 
-A field's metadata is what `about` gives; its type is an int, float, bool, a Literal, None, or a union of these.
+A field's metadata is the result of `about`; its type is an int, float, bool, a Literal, None, or a union of these.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ def about(
 ) -> dict[str, Any]:
     """The metadata of a field.
 
-    default  what None, the field's default, stands for; metavar: what help calls the value, None: by the type.
-    read     makes the value from a text where the type does not say how; ValueError, OSError: it cannot.
+    default  the meaning of None, the field's default; metavar: help's name of the value, None: by the type.
+    read     makes the value from a text if the type does not determine it; ValueError, OSError: it cannot.
     """
     return {"help": help_, "default": default, "metavar": metavar, "read": read}
 
 
 @dataclass
 class Keyword:
-    """A keyword of one or several classes: what any of them allows."""
+    """A keyword of one or several classes: all values that any of them allows."""
 
     name: str
     help: str
@@ -34,10 +34,10 @@ class Keyword:
     types: list[type] = field(default_factory=list)  # of int, float, bool
     values: list[Any] = field(default_factory=list)  # of Literal
     defaults: dict[str, Any] = field(default_factory=dict)  # by the class's name; MISSING: required
-    none_means: dict[str, str | None] = field(default_factory=dict)  # what the default None stands for, likewise
+    none_means: dict[str, str | None] = field(default_factory=dict)  # the meaning of the default None, likewise
 
     def allow(self, annotation: Any) -> None:
-        """Add what a field's type allows."""
+        """Add the values of a field's type."""
         if typing.get_origin(annotation) is typing.Literal:
             self.values += [one for one in typing.get_args(annotation) if one not in self.values]
         elif typing.get_origin(annotation) in (typing.Union, UnionType):

@@ -19,7 +19,7 @@ Init = PlainInit | float | tuple[ValueInit, float]
 
 
 def _init(argument: str, value: Any) -> tuple[str, float]:
-    """How to fill a weight: a name of PLAIN_INITS, (a name of VALUE_INITS, number), or a number for all elements."""
+    """The filling of a weight: a name of PLAIN_INITS, (a name of VALUE_INITS, number), or a number for all elements."""
     if isinstance(value, (tuple, list)) and len(value) == 2:
         name, parameter = value
         if name in PLAIN_INITS and parameter == 0:
@@ -60,7 +60,7 @@ def _no_more(layer: str, given: tuple[Any, ...], more: tuple[Any, ...], allowed:
 
 
 class Node:
-    """A value in the network: what an Input gives, or the output of a layer called on nodes."""
+    """A value in the network: an Input, or the output of a layer called on nodes."""
 
     def __init__(self, layer: Layer, inputs: tuple[Node, ...]) -> None:
         self.layer = layer
@@ -79,9 +79,9 @@ class Layer:
 
     kind = ""
     prefix = ""
-    inputs = (1, 1)  # least and most
-    units_keyword = ""  # the one that says how many units it has; "": it has no units of its own
-    extent_keywords: tuple[str, ...] = ()  # those that count units of other layers: of a Pad, or a Slice
+    inputs = (1, 1)  # min and max
+    units_keyword = ""  # the keyword of its number of units; "": it has no units of its own
+    extent_keywords: tuple[str, ...] = ()  # keywords that count units of other layers: of a Pad, or a Slice
 
     def __init_subclass__(cls) -> None:
         named_keywords(cls)
@@ -99,7 +99,7 @@ class Layer:
         self._used = False
 
     def options(self) -> dict[str, Any]:
-        """The keywords that the core wants for this kind, besides name and inputs."""
+        """The core's options for this kind, besides name and inputs."""
         return {}
 
     def config(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Layer:
         return {}
 
     def described(self) -> dict[str, Any]:
-        """All keywords of the constructor but the name, in terms of JSON."""
+        """All keywords of the constructor except the name, in terms of JSON."""
         return self.config()
 
     def __call__(self, *nodes: Node | Sequence[Node]) -> Node:
@@ -142,8 +142,7 @@ class Trained(Layer):
     """The base of layers with parameters.
 
     lr, weight_decay  factors of the optimiser's learning rate and weight decay for this layer: one number, or a pair
-                      (of weights and scales, of biases and shifts), as lr=(1, 2) in Caffe's networks. lr=0: it stays
-                      as it is.
+                      (of weights and scales, of biases and shifts), as lr=(1, 2) in Caffe's networks. lr=0 freezes it.
     """
 
     def __init__(self, name: str | None = None, lr: Factor = 1.0, weight_decay: Factor = 1.0) -> None:
@@ -152,7 +151,7 @@ class Trained(Layer):
         self.weight_decay = factor_pair("weight_decay", weight_decay)
 
     def factors(self) -> dict[str, tuple[float, float]]:
-        """Those that are not 1."""
+        """The factors other than 1."""
         given = {"lr": self.lr, "weight_decay": self.weight_decay}
         return {key: pair_ for key, pair_ in given.items() if pair_ != (1.0, 1.0)}
 
@@ -217,7 +216,7 @@ class Conv2d(Trained):
 
 class Linear(Trained):
     """out = weight x + bias: `out` features from those of the last axis, which are inferred: (n,) becomes (out,), and a
-    sequence (T, n) becomes (T, out). Images want a Flatten before.
+    sequence (T, n) becomes (T, out). Images need a Flatten first.
 
     weight_init, bias_init, lr, weight_decay  as of Conv2d.
     """
@@ -286,7 +285,7 @@ class MaxPool2d(_Pool2d):
 
     kernel, stride, padding, dilation  one integer, or (height, width); stride None: kernel. Padding is never the
                largest, and at most half of the kernel.
-    ceil_mode  a last window that reaches over the edge.
+    ceil_mode  adds a last window that reaches over the edge.
     """
 
     kind = "max_pool2d"
@@ -296,7 +295,7 @@ class AvgPool2d(_Pool2d):
     """The mean of each window of (channels, height, width).
 
     kernel, stride, padding, ceil_mode  as of MaxPool2d.
-    count_include_pad  True: padding counts as zeros; False: only what lies inside is divided by.
+    count_include_pad  True: padding counts as zeros; False: the divisor counts only elements inside.
     """
 
     kind = "avg_pool2d"
@@ -322,7 +321,7 @@ class AvgPool2d(_Pool2d):
 
 class AdaptiveAvgPool2d(Layer):
     """The means of windows that divide an image of any size into `output_size`: one integer, or (height, width); None:
-    the input's. Window i of n over a side of s pixels is those from floor(i*s/n) up to ceil((i+1)*s/n), as in PyTorch.
+    the input's. Window i of n over a side of s pixels spans floor(i*s/n) to ceil((i+1)*s/n), as in PyTorch.
     """
 
     kind, prefix = "adaptive_avg_pool2d", "pool"
@@ -378,7 +377,7 @@ class Flatten(Layer):
 
 
 class Dropout(Layer):
-    """In training each value becomes 0 with probability p, the others are divided by 1 - p (Srivastava et al. 2014)."""
+    """In training sets each value to 0 with probability p, and divides the others by 1 - p (Srivastava et al. 2014)."""
 
     kind, prefix = "dropout", "dropout"
 
@@ -400,7 +399,7 @@ class Add(Layer):
 
 
 class Concat(Layer):
-    """2 to 16 nodes one after the other along the first axis (channels); the other axes must agree."""
+    """Joins 2 to 16 nodes along the first axis (channels); the other axes must agree."""
 
     kind, prefix, inputs = "concat", "concat", (2, MAX_INPUTS)
 
@@ -434,12 +433,12 @@ class _BatchNorm(Trained):
 
 
 class BatchNorm1d(_BatchNorm):
-    """Batch normalisation (Ioffe and Szegedy 2015) of (channels,) or (channels, length): of each channel the mean over
-    the batch is subtracted, and it is divided by the square root of the variance plus eps.
+    """Batch normalisation (Ioffe and Szegedy 2015) of (channels,) or (channels, length): from each channel the mean
+    over the batch is subtracted, and the result is divided by the square root of the variance plus eps.
 
-    In training the statistics are those of the batch, and the running ones move towards them:
-    running = (1 - momentum)*running + momentum*batch, the variance with n - 1 in the denominator; evaluation uses the
-    running ones. All as in PyTorch, but that num_batches_tracked does not exist, and so momentum is a number.
+    Training uses the statistics of the batch, and moves the running ones towards them:
+    running = (1 - momentum)*running + momentum*batch, the variance with n - 1 in the denominator. Evaluation uses the
+    running ones. All is as in PyTorch, except that num_batches_tracked does not exist, so momentum is a number.
 
     eps          added to the variance.
     momentum     the share of a new batch in the running statistics, 0 to 1.
@@ -459,10 +458,10 @@ class BatchNorm2d(_BatchNorm):
 
 
 class LayerNorm(Trained):
-    """Layer normalisation (Ba et al. 2016): of each sample, over its last axes, the mean is subtracted, and it is
-    divided by the square root of the variance plus eps; PyTorch's form.
+    """Layer normalisation (Ba et al. 2016): from each sample, over its last axes, the mean is subtracted, and the
+    result is divided by the square root of the variance plus eps; PyTorch's form.
 
-    normalized_shape  the sizes of the axes, as a check: an integer for the last one, or a tuple for as many; None: the
+    normalized_shape  the sizes of the axes, as a check: an integer for the last one, or a tuple for several; None: the
                  last axis, whatever its size.
     eps          added to the variance.
     elementwise_affine  a weight (first 1) multiplies each place of the axes; with bias (first 0) added.
@@ -500,8 +499,9 @@ class LayerNorm(Trained):
 
 
 class LocalResponseNorm(Layer):
-    """Local response normalisation (Krizhevsky et al. 2012) of (channels, ...): x / (k + alpha*mean)^beta, with the
-    mean of the squares over `size` channels around that of x, zeros beyond the ends; PyTorch's form."""
+    """Local response normalisation (Krizhevsky et al. 2012) of (channels, ...): x / (k + alpha*mean)^beta. The mean is
+    over the squares of `size` channels around x's, with zeros beyond the ends; PyTorch's form.
+    """
 
     kind, prefix = "local_response_norm", "lrn"
 
@@ -522,7 +522,8 @@ class LocalResponseNorm(Layer):
 
 class Softmax(Layer):
     """exp(x) over its sum along one axis. dim counts as in PyTorch: -1 is the last axis, 1 the sample's first (0 would
-    be the batch). A network that is trained with loss="cross_entropy" needs none: that loss has its own."""
+    be the batch). Networks trained with loss="cross_entropy" need none: that loss has its own.
+    """
 
     kind, prefix = "softmax", "softmax"
 
@@ -539,7 +540,7 @@ class Softmax(Layer):
 
 
 class LeakyReLU(Layer):
-    """x where it is positive, else negative_slope*x."""
+    """x if positive, else negative_slope*x."""
 
     kind, prefix = "leaky_relu", "leaky"
 
@@ -555,7 +556,8 @@ class LeakyReLU(Layer):
 
 class GELU(Layer):
     """x times the normal distribution's share below x (Hendrycks and Gimpel 2016). approximate="tanh": the formula
-    0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as GPT-2 has it."""
+    0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as in GPT-2.
+    """
 
     kind, prefix = "gelu", "gelu"
 

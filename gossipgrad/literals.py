@@ -1,4 +1,4 @@
-"""Words of which an argument is one: types for type checkers, and the words themselves."""
+"""Allowed words of arguments: types for type checkers, and the words themselves."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from gossipgrad.literals import Loss
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Numbers with commas."""
+    """Numbers from a text, separated by commas."""
     try:
         return tuple(float(one) for one in text.split(","))
     except ValueError:
@@ -29,14 +29,14 @@ class CrossEntropy:
     An output (classes,) has one integer target a sample; (T, classes), a class for each position, has T of them.
 
     label_smoothing  in [0, 1): this share of a target is spread evenly over all classes.
-    class_weights    what a target of each class counts, one number a class, at least 0.
+    class_weights    the factor of each class's targets, one number a class, at least 0.
     ignore_index     targets of this value have no loss, are not counted in the accuracy, and bring no gradient.
 
     The loss of a batch is the sum over all positions that are not ignored, divided by the sum of their class weights
-    (without class weights: by their number), as in PyTorch; where that is 0, loss and gradient are 0. Each rank divides
+    (without class weights: by their number), as in PyTorch; if that is 0, loss and gradient are 0. Each rank divides
     by the sum of its own batch, and the ranks are averaged by their numbers of samples, as in PyTorch's data
-    parallelism. Evaluation divides once, by the sum over the whole set: where that is 0, it is NaN.
-    sample_weight= and class_weight= of fit are factors of whole samples besides, and change no divisor.
+    parallelism. Evaluation divides once, by the sum over the whole set: if that is 0, it is NaN.
+    sample_weight= and class_weight= of fit are further factors of whole samples, and change no divisor.
     """
 
     name: ClassVar[Loss] = "cross_entropy"
@@ -79,7 +79,7 @@ class CrossEntropy:
         )
 
     def core(self) -> dict[str, Any]:
-        """As the core wants it."""
+        """The loss in the core's form."""
         weights = None if self.class_weights is None else np.array(self.class_weights, np.float32)
         return {
             "loss": self.name,
@@ -100,12 +100,12 @@ class CrossEntropy:
 
 
 def described(loss: Any) -> Any:
-    """A loss in terms of JSON: its name, or what describe() gives where it has options."""
+    """A loss in terms of JSON: its name, or the result of describe() if it has options."""
     return loss if isinstance(loss, str) else loss.describe()
 
 
 def from_description(given: str | Mapping[str, Any]) -> str | CrossEntropy:
-    """The loss that described() told."""
+    """The loss that described() returned."""
     if isinstance(given, str):
         return given
     return CrossEntropy(**{key: value for key, value in given.items() if key != "name"})

@@ -1,4 +1,4 @@
-"""What is measured beside the loss on a validation set: the consensus model's outputs against the targets.
+"""Measures beside the loss on a validation set: the consensus model's outputs against the targets.
 
 A metric is a function of (outputs, targets) that gives one number a sample, (n,), and its value is their mean over all
 samples of all ranks; or it has a name:
@@ -7,15 +7,15 @@ top_5_accuracy       the right class is among the 5 highest scores (any number f
 perplexity           exp of the mean cross entropy of the targets, without label smoothing; loss "cross_entropy".
 mean_absolute_error  of each output; loss "mean_squared_error".
 auc                  the area under the ROC curve, ties counted half; loss "binary_cross_entropy", one output, targets
-                     0 and 1. NaN where only one of both occurs.
+                     0 and 1. NaN if only one of both occurs.
 
-outputs are float32, (m, ...) for the samples at hand, scores without softmax or sigmoid; targets are as the network's
-loss has them: classes (m,) as int32, of networks with a class for each position (m, positions), or float32 in the
-outputs' shape. All samples count alike, sample weights aside, and so do positions; those whose target the loss ignores
-do not count in the metrics that have names. Accuracy is measured without being named.
+outputs are float32, (m, ...) for the samples at hand, scores without softmax or sigmoid. targets have the form of the
+network's loss: classes (m,) as int32, for networks with a class for each position (m, positions), or float32 in the
+outputs' shape. All samples and positions count alike, without sample weights. Metrics with names leave out positions
+whose target the loss ignores. Accuracy is measured without being named.
 
-Every rank computes its part of the set, then all know all samples' numbers and add them up exactly (math.fsum): the
-value does not depend on the ranks among which the set was split.
+Every rank computes its part of the set. Then all ranks know all samples' numbers and add them exactly (math.fsum), so
+the value does not depend on the split of the set over ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMES = ("top_5_accuracy", "perplexity", "mean_absolute_error", "auc")
 
 @dataclass(frozen=True)
 class Metric:
-    """values(outputs, targets): `columns` numbers a sample; total: the metric of all samples' numbers."""
+    """values(outputs, targets): `columns` numbers a sample; total: the metric from all samples' numbers."""
 
     name: str
     values: Function
@@ -53,7 +53,7 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 
 def _ratio(values: NDArray[np.float64]) -> float:
-    """Of the sums of two columns; NaN where nothing was counted."""
+    """Ratio of the sums of two columns; NaN if nothing was counted."""
     count = math.fsum(values[:, 1])
     return math.fsum(values[:, 0]) / count if count else math.nan
 
@@ -64,7 +64,7 @@ def _perplexity(values: NDArray[np.float64]) -> float:
 
 
 def _summed(each: NDArray[Any], counted: NDArray[Any]) -> Any:
-    """(sum over a sample's positions that count, their number)"""
+    """(sum over a sample's counted positions, their number)"""
     rows = len(each)
     kept = np.where(counted, each, 0).reshape(rows, -1).sum(axis=1, dtype=np.float64)
     return np.stack([kept, counted.reshape(rows, -1).sum(axis=1)], axis=1)
@@ -75,7 +75,7 @@ def _counted(targets: NDArray[Any], ignored: int | None) -> NDArray[Any]:
 
 
 def _is_top(k: int, outputs: NDArray[np.float32], targets: NDArray[Any]) -> NDArray[Any]:
-    """Whether the class of each target is among the k highest scores of the last axis."""
+    """True for targets whose class is among the k highest scores of the last axis."""
     classes = np.arange(outputs.shape[-1])
     right = np.take_along_axis(outputs, targets[..., None], -1)
     before = (outputs > right) | ((outputs == right) & (classes < targets[..., None]))
@@ -133,7 +133,7 @@ _TOP = re.compile(r"top_([1-9][0-9]{0,8})_accuracy")
 
 
 def named(names: Iterable[str]) -> list[str]:
-    """Those that parse knows by their names alone."""
+    """The metrics that parse knows by their names alone."""
     return [name for name in names if name in NAMES or _TOP.fullmatch(name)]
 
 
@@ -172,7 +172,7 @@ def parse(
 ) -> list[Metric]:
     """The metrics that a user gave: names, functions, or functions by names.
 
-    measured: names of what is measured without them, the losses and accuracies of each output.
+    measured: names that are always measured, the losses and accuracies of each output.
     """
     ignored = None if isinstance(loss, str) else loss.ignore_index
     called = loss if isinstance(loss, str) else loss.name
@@ -207,9 +207,9 @@ def parse(
 
 
 def numbers(metric: Metric, outputs: NDArray[np.float32], targets: NDArray[Any]) -> NDArray[np.float64]:
-    """A metric's numbers of these samples, (n, columns). ValueError where its function gave anything else."""
+    """A metric's numbers of these samples, (n, columns). ValueError if its function gave anything else."""
     try:
-        # Of its own: a function may write into what it gets, and targets may be the caller's memory.
+        # A copy: a function may write into its arguments, and targets may be the caller's memory.
         values = plain_array("its numbers", metric.values(outputs.copy(), targets.copy()))
         wanted = (len(outputs),) if metric.columns == 1 else (len(outputs), metric.columns)
         if values.shape != wanted or values.dtype.kind not in "biuf":

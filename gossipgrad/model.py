@@ -1,4 +1,4 @@
-"""The network: how a user writes down a graph of layers. Shapes are inferred and checked by the core.
+"""The network: a graph of layers that a user writes down. The core infers and checks shapes.
 
 Weights have PyTorch's names and shapes: "conv1.weight" (out, in/groups, height, width), "fc1.weight" (out, in),
 "fc1.bias" (out,).
@@ -26,7 +26,7 @@ from gossipgrad.sequences import KINDS, Embedding
 from gossipgrad.state import safetensors
 
 Arrays = dict[str, NDArray[np.float32]]
-Size = int | tuple[int | None, ...]  # units of a layer; before and behind of a Pad; begin and end of a Slice
+Size = int | tuple[int | None, ...]  # units of a layer; before and after of a Pad; begin and end of a Slice
 Nodes = Node | Sequence[Node] | Mapping[str, Node]
 
 
@@ -52,8 +52,8 @@ def Input(  # noqa: N802, as the layers
     """An input of the network: the shape of one sample, without the batch, as (28,), or for images, whose channels come
     first, (3, 224, 224).
 
-    dtype  "float32": numbers, also where the data have them as uint8 or another type. "int32": tokens, which stay whole
-           numbers; layers take them that say so, as Embedding.
+    dtype  "float32": numbers, also if the data have them as uint8 or another type. "int32": tokens, which stay whole
+           numbers, for layers that take them, as Embedding.
     """
     layer = _InputLayer((shape,) if isinstance(shape, int) else shape, dtype, name)
     layer._used = True
@@ -61,7 +61,7 @@ def Input(  # noqa: N802, as the layers
 
 
 def _order(ends: Sequence[Node]) -> list[Node]:
-    """The nodes that lead to the `ends`, each after its inputs; the same for the same network."""
+    """The nodes that lead to the `ends`, each after its inputs, in a fixed order for a network."""
     order: list[Node] = []
     seen: set[int] = set()
     stack: list[tuple[Node, bool]] = [(end, False) for end in reversed(ends)]
@@ -77,7 +77,7 @@ def _order(ends: Sequence[Node]) -> list[Node]:
 
 
 def _warn_of_channels_last(order: list[Node]) -> None:
-    """Keras and image files have the channels last; (32, 32, 3) is a valid input here, of 32 channels."""
+    """Keras and image files have the channels last; (32, 32, 3) is a valid input here, with 32 channels."""
     for node in order:
         source = node.inputs[0].layer if node.inputs else None
         if not isinstance(source, _InputLayer) or node.layer.kind not in ("conv2d", "max_pool2d", "avg_pool2d"):
@@ -97,20 +97,20 @@ def _warn_of_channels_last(order: list[Node]) -> None:
 
 @named_keywords
 class Model:
-    """A network: all that leads from the Input nodes `inputs` to the nodes `outputs`.
+    """A network: all layers from the Input nodes `inputs` to the nodes `outputs`.
 
-    inputs         a node, a list of nodes, or {name: node}: the names by which data are given as a dict; else those of
+    inputs         a node, a list of nodes, or {name: node}: the names for data given as a dict; without names those of
                    the layers.
-    outputs        the same; each is a head that a loss can see. The first is the main one: its loss and accuracy are
-                   those that evaluation reports as such, and metrics are measured on it.
-    training_only  names or nodes of outputs, not the first, that training alone uses: in evaluation and prediction they
-                   fall away, with the layers that lead to them alone.
-    targets        which of the data's targets, by number, each output is trained on: a list, or by name. None: those
-                   for training only on the first one's, each other one on its own, in their order.
-    loss_weights   what the loss of each output counts in the sum that is trained, 1 by default: a list, or by name. The
+    outputs        a node, a list of nodes, or {name: node}; each is a head that a loss can see. The first is the main
+                   one: evaluation reports its loss and accuracy as the network's, and metrics are measured on it.
+    training_only  names or nodes of outputs, not the first, that training alone uses. Evaluation and prediction leave
+                   them out, with the layers that lead to them alone.
+    targets        the number of the data's targets that each output is trained on: a list, or by name. None: outputs
+                   for training only use the first one's, each other one its own, in their order.
+    loss_weights   factors of the outputs' losses in the sum that is trained, 1 by default: a list, or by name. The
                    trainer's loss_weights= take precedence.
 
-    It is checked as a whole here: ValueError names the layer and the shapes that do not fit. The network holds no
+    The constructor checks the whole network: ValueError names the layer and the shapes that do not fit. It holds no
     trained state: training changes the trainer's weights (trainer.weights()), not the network.
     """
 
@@ -191,20 +191,20 @@ class Model:
             names.append(name)
         return names
 
-    # what it is
+    # properties
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one sample; of several inputs that of the first."""
+        """Shape of one sample; with several inputs that of the first."""
         return self.inputs[0].shape
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Of one sample; of several outputs that of the first, which is the main one."""
+        """Shape of one sample's output; with several outputs that of the first, the main one."""
         return self.heads[0].shape
 
     def tokens(self) -> int | None:
-        """How many tokens the first input may have, 0 to one less; None: it has numbers of any kind."""
+        """The number of different tokens of the first input, 0 to one less; None: it has numbers of any kind."""
         if self.inputs[0].dtype != "int32":
             return None
         readers = [layer for layer, _, inputs in self._layers if self.inputs[0].node in inputs]
@@ -212,23 +212,23 @@ class Model:
 
     @property
     def carries_state(self) -> bool:
-        """Does a layer go on from batch to batch, as LSTM(stateful=True)?"""
+        """True if a layer carries its state from batch to batch, as LSTM(stateful=True)."""
         return any(getattr(layer, "stateful", False) for layer, _, _ in self._layers)
 
     @property
     def target_names(self) -> list[str]:
-        """Of each of the data's targets by number: the name of the first output that is trained on it."""
+        """For each of the data's targets by number: the name of the first output trained on it."""
         numbers = [one.target for one in self.heads]
         return [self.heads[numbers.index(target)].name for target in range(max(numbers) + 1)]
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained."""
+        """The count of trained numbers."""
         return summary.count(self.graph, trained=True)
 
     @property
     def statistics(self) -> int:
-        """How many numbers are stored with the parameters and not trained, as the running means of BatchNorm."""
+        """The count of numbers stored with the parameters but not trained, as the running means of BatchNorm."""
         return summary.count(self.graph, trained=False)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -236,17 +236,18 @@ class Model:
         return {name: shape for name, shape, _ in self.graph.parameters()}
 
     def parameter_roles(self) -> dict[str, str]:
-        """What each tensor is for: "weight", "bias", "scale", "shift", or "statistic", which is not trained."""
+        """The role of each tensor: "weight", "bias", "scale", "shift", or "statistic", which is not trained."""
         return {name: role for name, _, role in self.graph.parameters()}
 
     @property
     def units(self) -> dict[str, int]:
-        """How many units the layers have that have some, by name: neurons of Linear, filters of Conv2d, hidden units of
-        LSTM, heads of attention."""
+        """Units of the layers that have some, by name: neurons of Linear, filters of Conv2d, hidden units of LSTM,
+        heads of attention.
+        """
         return {name: getattr(layer, key) for layer, name, _ in self._layers if (key := layer.units_keyword)}
 
     def _sizes(self) -> dict[str, Size]:
-        """The units, and of a Pad its zeros before and behind, of a Slice its begin and end."""
+        """The units of layers; for a Pad its zeros before and after, for a Slice its begin and end."""
         found: dict[str, Size] = dict(self.units)
         for layer, name, _ in self._layers:
             if layer.extent_keywords:
@@ -255,9 +256,9 @@ class Model:
 
     @property
     def born(self) -> dict[str, Size]:
-        """The units that layers had before the network was resized, of those that have others now. Checkpoints have it.
+        """The units before the network was resized, of layers whose units have changed. Checkpoints have it.
 
-        Of a Pad zeros before and behind, of a Slice its begin and end. net.resized(net.born) has the sizes of before.
+        For a Pad zeros before and after, for a Slice its begin and end. net.resized(net.born) has the original sizes.
         """
         return dict(self._born)
 
@@ -268,14 +269,14 @@ class Model:
     def summary(self) -> show.Text:
         """A table of the layers: kind, inputs, output shape, parameters; multiply-adds and bytes of outputs, a sample.
 
-        Of a network that has shrunk, as 300 -> 57, what it was and what it is. print(net) shows it as well.
+        A network that has shrunk shows original and current units, as 300 -> 57. print(net) shows it as well.
         """
         inputs, outputs = ([one.shape for one in ends] for ends in (self.inputs, self.heads))
         before = self.resized(self._born).graph if self._born else None
         return summary.text(self.name, self.graph, inputs, outputs, self._frozen(), before)
 
     def _frozen(self) -> int:
-        """How many numbers that gradients are of are left as they are, by lr=0 of their layers."""
+        """The count of numbers that have gradients but stay as they are, by lr=0 of their layers."""
         parameters = iter(self.graph.parameters())  # in the order of the layers
         frozen = 0
         for (layer, _, _), node in zip(self._layers, self.graph.nodes(), strict=True):
@@ -296,7 +297,7 @@ class Model:
     # weights
 
     def weights(self, seed: int = 0) -> dict[str, NDArray[np.float32]]:
-        """The weights training starts from: those loaded, for others the initial ones of this seed. Copies, by name."""
+        """The initial weights of training: loaded ones, for others those drawn from this seed. Copies, by name."""
         loaded = self._loaded or {}
         if len(loaded) == len(self.parameter_shapes()):
             return {name: array.copy() for name, array in loaded.items()}
@@ -305,7 +306,7 @@ class Model:
 
     @property
     def loaded(self) -> bool:
-        """Have weights been loaded? For the others a trainer draws initial ones from its seed."""
+        """True if weights have been loaded. A trainer draws the others from its seed."""
         return self._loaded is not None
 
     def load_weights(
@@ -313,14 +314,14 @@ class Model:
     ) -> weights_of_others.Misfit:
         """Start from these: a .safetensors file, a .pt or .pth file of torch.save, or arrays or tensors by name.
 
-        Names and shapes are PyTorch's, so a state_dict of a module with the same names loads as it is, and one that
-        was saved under DistributedDataParallel or torch.compile too. Of a file that holds more, as {"model": ...,
-        "optimizer": ...}, the only dictionary of tensors is loaded. Nothing in a file is run. All is copied, NaN and
-        infinities too.
+        Names and shapes are PyTorch's, so the state_dict of a module with these names loads as it is, also if saved
+        under DistributedDataParallel or torch.compile. If a file holds more, as {"model": ..., "optimizer": ...}, its
+        only dictionary of tensors is loaded. Code in a file is never run. All is copied, NaN and infinities too.
 
-        strict   True: CheckpointError names what is missing, too much, or of another shape, at most 20 of each. False:
-                 what fits is loaded, and the rest of the network starts from its initial weights; at least one tensor
-                 must fit. What did not fit is returned: `missing`, `extra`, and `shapes`, (given, wanted) by name.
+        strict   True: CheckpointError names weights that are missing, too much, or of another shape, at most 20 of
+                 each.
+                 False: weights that fit are loaded, and the others start from their initial values; at least one tensor
+                 must fit. The misfits are returned: `missing`, `extra`, and `shapes`, (given, wanted) by name.
         """
         given, what = weights_of_others.opened(weights)
         found, misfit = weights_of_others.fit(given, self.parameter_shapes(), what)
@@ -355,9 +356,9 @@ class Model:
         layers  names ("conv1"), beginnings of names before a dot ("layer1", for all of its layers), or patterns ("fc*",
                 "*"). ValueError for one that no layer with parameters has.
 
-        net.freeze("*").factors("fc", lr=1) trains fc alone. Loaded weights are the copy's as well. Weights do not
+        net.freeze("*").factors("fc", lr=1) trains fc alone. The copy keeps loaded weights. Frozen weights do not
         change, neither by gradients nor by weight decay; running statistics of batch normalisations still follow the
-        batches. The same as lr=0 of the layers.
+        batches. Equivalent to lr=0 of the layers.
         """
         return self._with_factors("freeze", layers, {"lr": (0.0, 0.0)})
 
@@ -366,7 +367,7 @@ class Model:
 
         layers            as of freeze.
         lr, weight_decay  one number, or a pair (of weights and scales, of biases and shifts), in place of the layers'
-                          own; None: as they are. Of an optimiser with lr=0.1, lr=0.5 makes 0.05.
+                          own; None: as they are. With an optimiser's lr=0.1, lr=0.5 makes 0.05.
         """
         given = {"lr": lr, "weight_decay": weight_decay}
         found = {key: factor_pair(key, value) for key, value in given.items() if value is not None}
@@ -386,13 +387,13 @@ class Model:
     # other sizes
 
     def resized(self, sizes: Mapping[str, Size]) -> Model:
-        """A copy of the network in which these layers have so many units: {"fc1": 57}; names and all else stay.
+        """A copy of the network in which these layers have `sizes` units: {"fc1": 57}; names and all else stay.
 
-        Of a Pad or Slice among units two numbers: before and behind, begin and end. Of Attention the heads, and of the
-        layer before it three rows for each of their features.
+        For a Pad or Slice among units two numbers: before and after, begin and end. For Attention the heads; the layer
+        before it has three rows for each of their features.
 
-        Loaded weights do not fit it and are not the copy's. The copy knows the sizes of before: `born`, and what its
-        summary shows. ValueError: a layer that is not there or has no units, or sizes that do not fit each other.
+        Loaded weights do not fit the copy and are dropped. The copy knows the original sizes: `born`, and its summary
+        shows them. ValueError: a layer that does not exist or has no units, or sizes that do not fit each other.
         """
         units, now = self.units, self._sizes()
         config = self.config()
@@ -414,7 +415,7 @@ class Model:
         return _again(type(self), config, None, self._own())
 
     def shrinks_to(self, other: Model) -> bool:
-        """Is `other` this network with as many or fewer units in each layer?"""
+        """True if `other` is this network with as many or fewer units in each layer."""
         ours, theirs = self.units, other.units
         if list(ours) != list(theirs) or any(theirs[name] > ours[name] for name in ours):
             return False
@@ -429,7 +430,7 @@ class Model:
         return _again, (type(self), self.config(), self._loaded, self._own())
 
     def _own(self) -> dict[str, Any]:
-        """The attributes that a subclass, or a user, has added."""
+        """Attributes added by a subclass, or a user."""
         return {key: value for key, value in self.__dict__.items() if key not in _ATTRIBUTES}
 
     # to and from JSON
@@ -452,7 +453,7 @@ class Model:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Model:
-        """The network that config() described. ValueError, TypeError: no description of one."""
+        """The network of a config() dict. ValueError, TypeError: not such a dict."""
         try:
             return cls._of_config(config)
         except (KeyError, IndexError, AttributeError, RecursionError) as error:
@@ -481,7 +482,7 @@ class Model:
 
     @classmethod
     def _of_nodes(cls, nodes: list[Node], config: Mapping[str, Any]) -> Model:
-        """The network whose layers have been made."""
+        """The network of existing layers."""
         if "outputs" not in config:
             root = next(node for node in nodes if isinstance(node.layer, _InputLayer))
             return cls(root, nodes[-1], str(config["name"]))
@@ -496,9 +497,9 @@ class Model:
         )
 
     def same_network(self, other: Model) -> bool:
-        """Do both have the same layers, names and options (their own names aside), inputs and outputs?
+        """True if both have equal layers, names and options (their own names aside), inputs and outputs.
 
-        What sizes they had before they shrunk does not matter.
+        Sizes from before they shrunk do not matter.
         """
         aside: dict[str, Any] = {"name": "", "born": {}}
         ours, theirs = (json.dumps(one.config() | aside, sort_keys=True) for one in (self, other))
@@ -506,7 +507,7 @@ class Model:
 
 
 def _checked_size(name: str, size: Any, before: Size) -> Size:
-    """Of resized: the units of a layer, or as many numbers as it had."""
+    """For resized: the units of a layer, or as many numbers as it had."""
     if isinstance(before, int):
         return integer(f"resized: {name}", size, 1)
     if not isinstance(size, (tuple, list)) or len(size) != len(before):
@@ -520,7 +521,7 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def _chosen(call: str, patterns: Sequence[str], names: Sequence[str], trained: set[str]) -> set[str]:
-    """Those of the trained layers' names that one of the patterns means."""
+    """Names of trained layers that match one of the patterns."""
     if not patterns or not all(isinstance(one, str) for one in patterns):
         raise TypeError(f"{call}({', '.join(map(repr, patterns))}): allowed: names of layers, as 'conv1' or 'fc*'")
     chosen: set[str] = set()
@@ -538,13 +539,13 @@ _ATTRIBUTES = ("name", "inputs", "heads", "graph", "_layers", "_loaded", "_born"
 
 
 def _kind(layer: Layer) -> str:
-    """The class by whose name a description makes the layer again: of a subclass of the user's that which it is of."""
+    """The class by whose name a description makes the layer again: a user's subclass counts as its base here."""
     names = (one.__name__ for one in type(layer).__mro__ if KINDS.get(one.__name__) is one)
     return next(names, type(layer).__name__)
 
 
 def _again(made: type[Model], config: Mapping[str, Any], loaded: Arrays | None, own: Mapping[str, Any]) -> Model:
-    """The model that was pickled or copied."""
+    """Rebuild the model that was pickled or copied."""
     model = made.__new__(made)
     model.__dict__ |= {**own, **Model.from_config(config).__dict__}
     model._loaded = None if loaded is None else {name: array.copy() for name, array in loaded.items()}
@@ -555,7 +556,8 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def _of_a_list(init: _Init) -> _Init:
-    """Sequential's constructor, whose error for layers that are no list, PyTorch's form, says what to write."""
+    """Sequential's constructor with advice: its error for layers that are no list, PyTorch's form, shows the right
+    call."""
 
     @functools.wraps(init)
     def checked(self: Model, *args: Any, **kwargs: Any) -> None:
@@ -591,6 +593,6 @@ class Sequential(Model):
                 raise ValueError("layers: empty")
             super().__init__(root, node, name)
         except BaseException:
-            for layer in placed:  # they stand in no network, and can be given again with another input
+            for layer in placed:  # they stay outside of a network, and can be given again with another input
                 layer._used = False
             raise

@@ -1,4 +1,4 @@
-"""Optimisers: what to compute, by name; the core computes it."""
+"""Optimisers: descriptions by name; the core computes them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gossipgrad.errors import choice, integer, named_keywords, store
 
 Part = Literal["bias", "norm"]
 
-# The roles of tensors that the optimisers' options name; "norm" is what normalisations multiply by and add.
+# The roles of tensors that the optimisers' options name; "norm" is the scale and shift of normalisations.
 _ROLES: dict[Part, tuple[str, ...]] = {"bias": ("bias",), "norm": ("scale", "shift")}
 _PARTS = ("no_decay", "no_adaptation")  # options that are parts
 _OPTIONS = _core.describe("optimizer")
 
 
 def parts(argument: str, value: Any) -> tuple[Part, ...]:
-    """Names of parts, each once, from one or a sequence of them; TypeError, ValueError: what they are not."""
+    """Names of parts, each once, from one name or a sequence; TypeError, ValueError: other names."""
     given = (value,) if isinstance(value, str) else value
     if not isinstance(given, (tuple, list, set, frozenset)):
         raise TypeError(f"{argument}={value!r}: allowed: a tuple of {', '.join(map(repr, _ROLES))}")
@@ -31,12 +31,12 @@ def parts(argument: str, value: Any) -> tuple[Part, ...]:
 
 
 def roles(of: tuple[Part, ...]) -> list[str]:
-    """The core's names of what these parts are."""
+    """The core's names of the roles of these parts."""
     return [role for part in of for role in _ROLES[part]]
 
 
 def read_parts(argument: str) -> Callable[[str], tuple[Part, ...]]:
-    """What makes parts of an option's text."""
+    """A reader of parts from an option's text."""
     return lambda text: parts(argument, [] if text == "none" else text.split(","))
 
 
@@ -45,10 +45,10 @@ class Optimizer:
 
     name: ClassVar[str] = ""
     lr: float
-    no_decay: Any  # a tuple of parts, once it is made
+    no_decay: Any  # a tuple of parts after construction
     clip_norm: float | None
-    schedule: Any  # a Schedule, once it is made
-    _total = None  # steps of all training, where a trainer has said so
+    schedule: Any  # a Schedule after construction
+    _total = None  # steps of all training, if a trainer has set it
 
     def __post_init__(self) -> None:
         store(self, schedule=schedules.of(self.schedule))
@@ -58,7 +58,7 @@ class Optimizer:
 
     @property
     def timing(self) -> schedules.Schedule:
-        """The schedule; a function that was given as one is a schedules.Function here."""
+        """The schedule; a given function is a schedules.Function here."""
         return schedules.of(self.schedule)
 
     @property
@@ -67,13 +67,13 @@ class Optimizer:
         return self._total
 
     def of_total(self, total: int | None) -> Optimizer:
-        """The same that knows the steps of all training."""
+        """A copy that knows the steps of all training."""
         known = copy.copy(self)
         store(known, _total=total)
         return known
 
     def _own(self) -> dict[str, Any]:
-        """The keywords but schedule."""
+        """The keywords except schedule."""
         return {key: getattr(self, key) for key in keywords(BY_NAME[self.name])}
 
     def settings(self) -> dict[str, Any]:
@@ -82,12 +82,12 @@ class Optimizer:
         return {"optimizer": self.name, **own, **self.timing.settings()}
 
     def options(self) -> dict[str, Any]:
-        """What the core wants, the learning rate aside."""
+        """The core's options, without the learning rate."""
         own = {key: value for key, value in self._own().items() if value is not None}
         return {"name": self.name, **{key: roles(one) if key in _PARTS else one for key, one in own.items()}}
 
     def rates(self, first: int, count: int) -> dict[str, Any]:
-        """What the core wants to know the learning rates of `count` steps from step `first` on."""
+        """The core's description of the learning rates of `count` steps from step `first` on."""
         return self.timing.rates(self.lr, first, count, self.total)
 
     def rate(self, step: int, total: int | None = None) -> float:
@@ -101,7 +101,7 @@ class Optimizer:
 
 
 def _option(optimizer: str, key: str) -> Any:
-    """A field that has default and help of the core's option."""
+    """A field with default and help of the core's option."""
     if key not in _PARTS:
         return field_of(_OPTIONS[optimizer][key])
     said = _OPTIONS[optimizer][key]
@@ -125,17 +125,16 @@ class SGD(Optimizer):
                   (Goyal et al. 2017).
     nesterov      w -= lr * (g + momentum * v).
     schedule      one of gossipgrad.schedules, or a function of the step whose value multiplies lr.
-    no_decay      what weight decay leaves alone: "bias", "norm" (what normalisations multiply by and add), or both in a
+    no_decay      parameters without weight decay: "bias", "norm" (scale and shift of normalisations), or both in a
                   tuple. By default everything decays, as in PyTorch.
 
-    clip_norm     the largest Euclidean norm of all gradients together: where it is larger, all are multiplied by
-                  clip_norm / (norm + 1e-6), as by torch.nn.utils.clip_grad_norm_. Those of frozen layers (lr=0) do not
-                  count. Strategies that average gradients (AllReduce, LayerwiseAllReduce, OverlappedAveraging,
+    clip_norm     the max Euclidean norm of all gradients together. If it is larger, all are multiplied by
+                  clip_norm / (norm + 1e-6), as by torch.nn.utils.clip_grad_norm_. Gradients of frozen layers (lr=0) do
+                  not count. Strategies that average gradients (AllReduce, LayerwiseAllReduce, OverlappedAveraging,
                   GossipGraD(exchange="gradients")) clip the averaged ones, hierarchical GossipGraD those of a node, all
-                  others each rank's own. Updates wait for the end of the backward pass then, and so does what is sent
-                  after them; at staleness 0 exchange="gradients" also waits for the partner. A norm that is NaN makes
-                  all weights NaN, one that is infinite those whose gradient is; StopOnNaN ends the run at the next
-                  loss.
+                  others each rank's own. Updates, and messages after them, then wait for the end of the backward pass.
+                  At staleness 0 exchange="gradients" also waits for the partner. A NaN norm makes all weights NaN, an
+                  infinite norm those whose gradient is infinite; StopOnNaN ends the run at the next loss.
 
     Layers may have factors of lr and weight_decay of their own: gossipgrad.Conv2d(..., lr=(1, 2)).
     """
@@ -192,13 +191,14 @@ class LARS(Optimizer):
     """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017), for large batches.
 
     Each parameter w with gradient g has a ratio trust * |w| / (|g| + weight_decay * |w|), by Euclidean norms, or 1
-    where one of them is 0: v = momentum * v + lr * ratio * (g + weight_decay * w); w -= v. As in the paper lr is inside
-    of v, so a new lr acts on new gradients alone.
+    if one of them is 0: v = momentum * v + lr * ratio * (g + weight_decay * w); w -= v. As in the paper lr is inside
+    v, so a new lr acts on new gradients alone.
 
-    lr             larger than SGD's: the ratio is of the size of trust. What has no ratio gets lr as it is, so a very
-                   large one wants no_adaptation=(), or layers with factors: gossipgrad.Linear(..., lr=(1, 0.01)).
+    lr             larger than SGD's, because the ratio is of the size of trust. Parameters without a ratio get lr as it
+                   is. So a very large lr wants no_adaptation=(), or layers with factors: gossipgrad.Linear(..., lr=(1,
+                   0.01)).
     trust          the paper's eta.
-    no_adaptation  what has the ratio 1: "bias", "norm" (what normalisations multiply by and add), or both in a tuple.
+    no_adaptation  parameters with the ratio 1: "bias", "norm" (scale and shift of normalisations), or both in a tuple.
     schedule, no_decay, clip_norm  as of SGD. Gradients are clipped before the ratios. Norms are of the gradients that
                    clip_norm would clip, so updates wait for the end of the backward pass.
     """
@@ -223,13 +223,13 @@ class Lion(Optimizer):
     m + (1 - b1) * g; w -= lr * (sign(c) + weight_decay * w); m = b2 * m + (1 - b2) * g. The sign of 0 is 0.
 
     lr            every weight moves by it, whatever its gradient: the paper uses a third to a tenth of AdamW's rate,
-                  and as many times its weight_decay.
+                  and raises its weight_decay by the inverse factor.
     betas         the momentum's shares of c and of the next m.
     weight_decay  decays the weights themselves, not the gradient.
     schedule, no_decay, clip_norm  as of SGD.
 
-    It stores one moment, half of Adam's. The sign makes the update sensitive to what is averaged: signs of a mean of
-    gradients are not the mean of signs, so strategies that average gradients and those that average weights differ more
+    It stores one moment, half of Adam's. The sign makes the update sensitive to averaging: signs of a mean of
+    gradients are not the mean of signs. So strategies that average gradients and those that average weights differ more
     than with SGD. AdaComp(local_momentum=True) is refused: its momentum comes before the sum, the sign after it. A
     gradient that arrives late (exchange="gradients", staleness 1) changes m alone.
     """
@@ -247,7 +247,7 @@ BY_NAME: dict[str, type[Any]] = {made.name: made for made in (SGD, Adam, LARS, L
 
 
 def keywords(made: type[Any]) -> list[str]:
-    """An optimiser's keywords but schedule."""
+    """An optimiser's keywords except schedule."""
     return [one.name for one in fields(made) if one.name != "schedule"]
 
 
@@ -263,7 +263,7 @@ def by_name(name: str, schedule: schedules.Schedule | None = None, **options: An
 
 
 def from_settings(settings: Mapping[str, Any]) -> Optimizer:
-    """The optimiser that settings() described; other keys are ignored."""
+    """The optimiser of a settings() dict; other keys are ignored."""
     made = BY_NAME[choice("optimizer", settings["optimizer"], BY_NAME)]
     own = {key: settings[key] for key in keywords(made) if key in settings}  # an older checkpoint has fewer
     found: Optimizer = made(**own, schedule=schedules.from_settings(settings))

@@ -71,7 +71,7 @@ def partner_schedule(
     seed: int = 0,
     permutations: int | None = None,
 ) -> Any:
-    """Who sends to whom: ranks from top to bottom, steps from left to right, an arrow a message.
+    """Messages between ranks: ranks from top to bottom, steps from left to right, an arrow a message.
 
     topology, rotate, permutations: as for GossipGraD; seed draws the places. steps None: two cycles, but at least
     ceil(log2 p) steps and at most 12.
@@ -174,10 +174,10 @@ def training(histories: History | dict[str, History], path: Path | None = None) 
 
 
 def compression(histories: History | dict[str, History], path: Path | None = None) -> Any:
-    """What compression=gg.AdaComp(...) sent, of one history or of several by name.
+    """The traffic of compression=gg.AdaComp(...), of one history or of several by name.
 
-    Over the epochs the ratio, as a whole and by kind of layer, and what is left in the residue; and of the last epoch
-    how many elements of a bin were sent.
+    Over the epochs the ratio, as a whole and by kind of layer, and the size of the residue; for the last epoch the
+    numbers of sent elements in a bin.
 
     ValueError if nothing was compressed in any of them.
     """
@@ -223,10 +223,10 @@ _BY_KIND = "compression.by_kind."
 
 
 def apoptosis(histories: History | dict[str, History], path: Path | None = None) -> Any:
-    """What left networks that shrank, of one history or of several by name.
+    """The units that left networks, of one history or of several by name.
 
-    Over the steps: the units of each layer, as a share of those that it had at first; the parameters; the seconds that
-    a training step takes; and over the epochs the loss. A cross is an event that was undone.
+    Over the steps: the units of each layer, as a share of the original ones; the parameters; the seconds of a training
+    step; and over the epochs the loss. A cross is an event that was undone.
 
     ValueError if nothing could leave in any of them.
     """
@@ -268,7 +268,7 @@ def apoptosis(histories: History | dict[str, History], path: Path | None = None)
 
 
 def _units_left(history: History) -> dict[str, list[tuple[int, int]]]:
-    """By layer that has lost units: (step, units from there on), from the first step to the last that is known of."""
+    """For each layer that has lost units: (step, units from there on), from the first step to the last known one."""
     events = [one for one in history.apoptosis["events"] if not one["undone"]]
     last = max((one["step"] for one in history.apoptosis["events"]), default=0)
     found: dict[str, list[tuple[int, int]]] = {}
@@ -281,8 +281,8 @@ def _units_left(history: History) -> dict[str, list[tuple[int, int]]]:
 
 # ---- strategies side by side
 
-# A colour and a marker for each strategy, whatever else is in the picture. The colours are those of Okabe and Ito
-# (2008), which people with any colour vision can tell from one another, an indigo and a grey; markers differ as well.
+# A fixed colour and marker for each strategy in all pictures. The colours are those of Okabe and Ito (2008), which suit
+# any colour vision, an indigo and a grey; markers differ as well.
 _STYLES = {
     "gossipgrad": ("#D55E00", "o"),
     "allreduce": ("#0072B2", "s"),
@@ -301,7 +301,7 @@ _DASHES = ("-", "--", ":", "-.")  # of one strategy with several options
 
 
 def _styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """How each of these "strategy:option=value" is drawn: the colour says the strategy, the dashes the options."""
+    """The style of each of these "strategy:option=value": the colour shows the strategy, the dashes the options."""
     made: dict[str, dict[str, Any]] = {}
     seen: dict[str, int] = {}
     for label in dict.fromkeys(labels):
@@ -316,14 +316,14 @@ Points = Sequence[tuple[float, float]]
 
 
 def _alike(one: Points, other: Points, height: float) -> bool:
-    """Do two lines lie on each other, in a panel of this height?"""
+    """True if two lines lie on each other, in a panel of this height."""
     if [x for x, _ in one] != [x for x, _ in other] or not one:
         return False
     return all(abs(a - b) <= 0.004 * height for (_, a), (_, b) in zip(one, other, strict=True))
 
 
 def _limit(lines: Mapping[str, Points], ended: Iterable[str]) -> float | None:
-    """Above which lines are cut off, so that those that diverge do not flatten the others; None: nothing is."""
+    """The height at which lines are cut off, so that diverging ones do not flatten the others; None: none is."""
     good = [y for label, points in lines.items() if label not in ended for _, y in points]
     firsts = sorted(points[0][1] for points in lines.values() if points)
     if not good:
@@ -335,9 +335,9 @@ def _limit(lines: Mapping[str, Points], ended: Iterable[str]) -> float | None:
 def _panel(
     axes: Any, lines: Mapping[str, Points], styles: Mapping[str, dict[str, Any]], ended: Mapping[str, str], cut: bool
 ) -> None:
-    """Lines by name, all of them to be seen: those that lie on each other are drawn one inside the other, and named.
+    """Lines by name, all of them visible: lines on each other are drawn one inside the other, and named.
 
-    ended  why a line ends before the others: its end is marked by a cross.
+    ended  the reason why a line ends before the others: its end is marked by a cross.
     cut    lines far above the others are cut off at the upper edge, and marked by arrows there.
     """
     limit = _limit(lines, ended) if cut else None
@@ -374,7 +374,7 @@ def _panel(
         if len(group) > 1:
             x, y = lines[group[0]][-1]
             lines_end = min(y, limit) if limit else y
-            below = bool(values) and lines_end > max(values) - 0.1 * height  # else it would stand on the frame
+            below = bool(values) and lines_end > max(values) - 0.1 * height  # otherwise it would touch the frame
             words = {"xytext": (-6, -14 if below else 8), "textcoords": "offset points", "ha": "right"}
             box = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.8}
             axes.annotate(" = ".join(group), (x, lines_end), **words, fontsize=6.5, bbox=box, zorder=6)
@@ -402,7 +402,7 @@ def _log(axis: Any) -> None:
 
 
 def _legend(figure: Any, panels: Iterable[Any]) -> None:
-    """One for all panels, with each label once."""
+    """One legend for all panels, with each label once."""
     found: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -411,10 +411,10 @@ def _legend(figure: Any, panels: Iterable[Any]) -> None:
 
 
 def comparison_curves(runs: Sequence[Mapping[str, Any]], path: Path | None = None) -> Any:
-    """How strategies learn on one number of ranks; runs: of compare.json, each with its points.
+    """The learning of strategies on one number of ranks; runs: of compare.json, each with its points.
 
-    A strategy has one colour and marker in all pictures. One that has diverged is shown up to there, with a cross at
-    its end; where it is far above the others it is cut off, with arrows at the edge.
+    A strategy has one colour and marker in all pictures. A diverged one is shown up to that point, with a cross at
+    its end; if it is far above the others it is cut off, with arrows at the edge.
     """
     figure, axes = _figure(14, 7.6, 3, 2)
     panels: tuple[tuple[str, str, str, float], ...] = (
@@ -431,7 +431,7 @@ def comparison_curves(runs: Sequence[Mapping[str, Any]], path: Path | None = Non
         lines = {run["strategy"]: [(p[x], scale * p[y]) for p in run["points"] if y in p] for run in runs}
         lines = {label: points for label, points in lines.items() if points}
         _panel(one, lines, styles, ended, cut=y == "loss")
-        if x == "virtual_seconds":  # one that takes ten times as long is not to push the others together
+        if x == "virtual_seconds":  # a strategy that takes ten times as long must not squeeze the others
             one.set_xscale("log")
             _log(one.xaxis)
         if y == "loss":
@@ -449,9 +449,9 @@ def comparison_curves(runs: Sequence[Mapping[str, Any]], path: Path | None = Non
 
 
 def comparison_scaling(rows: Sequence[Mapping[str, Any]], target: float | None, path: Path | None = None) -> Any:
-    """What becomes of strategies as the ranks grow; rows: the table of compare.json.
+    """The results of strategies as the ranks grow; rows: the table of compare.json.
 
-    What has no value, as the time to a loss that was not reached, has a cross at the upper edge.
+    A missing value, as the time to a loss that was not reached, has a cross at the upper edge.
     """
     figure, axes = _figure(14, 7.6, 3, 2)
     panels: tuple[tuple[str, str, float], ...] = (
@@ -504,12 +504,12 @@ _BARS = 40  # operations with a bar of their own
 
 
 def profile(found: Mapping[str, Any], path: Path | None = None) -> Any:
-    """Where the time of a training step goes, and what bounds it: what gossipgrad.profile.step returns, as a picture.
+    """The time of a training step by operations, and its bounds: the result of gossipgrad.profile.step, as a picture.
 
-    Left the operations in their order, a colour a pass; those with the least time are one bar. Right each pass that has
+    Left the operations in their order, a colour a pass; those with the least time are one bar. Right each pass with
     products, by its operations for each byte and its speed, under the roof of this machine: its memory, and its product
-    of matrices. Points above it: Winograd's convolutions, which have fewer operations than they are counted with, and
-    what lies in caches.
+    of matrices. Points above the roof: Winograd's convolutions, which have fewer operations than counted, and data in
+    caches.
     """
     figure, (left, right) = _figure(13, 8, columns=2)
     _profile_bars(left, found)

@@ -1,9 +1,9 @@
-"""Where the time of a training step goes: each pass of each operation, beside what the machine can do.
+"""The time of a training step: each pass of each operation, beside the peaks of the machine.
 
-The peaks are measured by the same core with as many threads, shortly before: a product of two matrices, and a copy in
-memory. A pass whose share of the first is high is bound by arithmetic, one whose share of the second is high by memory.
-By Winograd's method a convolution has fewer operations than it is counted with, and what lies in caches is faster than
-memory: shares may be above 1.
+The peaks are measured shortly before, by the same core with as many threads: a product of two matrices, and a copy in
+memory. A pass with a high share of the first is bound by arithmetic, a pass with a high share of the second by memory.
+Shares may be above 1: with Winograd's method a convolution has fewer operations than counted, and caches are faster
+than memory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gossipgrad.trainer import Trainer
 Record = dict[str, Any]
 
 _SIZE = 1024  # of the matrices
-_COPIED = 2**26  # bytes that are copied, far more than caches hold
-_TIMES = 8  # of each: the fastest counts
+_COPIED = 2**26  # copied bytes, far more than caches hold
+_TIMES = 8  # repetitions: the fastest counts
 
 
 def product_peak(threads: int = 1, dtype: DType = "float32") -> float:
@@ -61,7 +61,7 @@ def product_peak(threads: int = 1, dtype: DType = "float32") -> float:
 
 
 def copy_peak(threads: int = 1) -> float:
-    """GB/s of copying in memory, what is read and what is written counted."""
+    """GB/s of copying in memory; bytes read and bytes written count."""
     source, target = np.ones(_COPIED // 8), np.zeros(_COPIED // 8)
     pieces = list(zip(np.array_split(source, threads), np.array_split(target, threads), strict=True))
     with ThreadPoolExecutor(threads) as pool:
@@ -90,14 +90,16 @@ def step(
     """A training step of one rank on the CPU (SGD with momentum) by operations and passes, in terms of JSON.
 
     Arguments as of bench.step. net, loss: a network of your own, called `model` in the result.
-    "operations": one record for each pass of each operation: number (of the operation), name (the layers that it
-    computes, joined by "+"), operation, pass, layout, backend, algorithm (of convolutions), ms (its shortest in so many
-    steps), share (of the step), gflops (GFLOP/s) and of_product (share of "product_gflops"), mbytes (that it has to
-    move at least), gbytes_per_s and of_copy (share of "copy_gbytes_per_s"); with_update: the update computes the
-    gradient of this weight itself, row by row, so ms is of the bias alone, and what is moved and multiplied is 0. "ms":
-    the fastest whole step. "loss_ms", "update_ms": the losses, the optimiser; "other_ms": the rest of the step: reading
-    the batch, what is between the operations, and what other processes took. "others_busy": cores that these used
-    meanwhile; all figures are of a machine on which nothing else runs.
+
+    "operations": one record for each pass of each operation. Its fields: number (of the operation), name (its layers,
+    joined by "+"), operation, pass, layout, backend, algorithm (of convolutions), ms (its shortest in all steps), share
+    (of the step), gflops (GFLOP/s) and of_product (share of "product_gflops"), mbytes (the min it has to move),
+    gbytes_per_s and of_copy (share of "copy_gbytes_per_s"), with_update. with_update: the update computes the gradient
+    of this weight itself, row by row. Then ms is of the bias alone, and bytes and operations are 0.
+
+    "ms": the fastest whole step. "loss_ms", "update_ms": the losses, the optimiser. "other_ms": the rest of the step:
+    reading the batch, gaps between the operations, and time taken by other processes. "others_busy": cores that these
+    used meanwhile; all figures are for a machine on which nothing else runs.
     """
     if net is None:
         entry = models.by_name(model)
@@ -134,7 +136,7 @@ def step(
             if what == "update" and at >= begun:
                 updates[at - begun] += end - begin
         made = {"backend": core.backend, "isa": core.isa}
-        used = trainer.dtype  # what "auto" has become
+        used = trainer.dtype  # "auto" resolved
     product, copy = product_peak(threads, used), copy_peak(threads)
     seconds, profiles = min(own for own, _ in runs), [found for _, found in runs]
     operations = _fastest([found["operations"] for found in profiles])
@@ -209,7 +211,7 @@ _COLUMNS = ("layers", "operation", "pass", "by", "ms", "step", "GFLOP/s", "of pe
 
 
 def table(profile: Record) -> str:
-    """What `step` has found, as text: the operations in their order, then the sums."""
+    """The result of `step` as text: the operations in their order, then the sums."""
     rows: list[tuple[str, ...]] = [_COLUMNS]
     for one in profile["operations"]:
         by = one["backend"] if one["algorithm"] in (None, "direct") else f"{one['backend']} {one['algorithm']}"

@@ -1,7 +1,7 @@
 """Learning rates as functions of the step t = 0, 1, ...; the core computes them.
 
-All have warmup (steps in which the rate rises linearly from warmup_start times lr to lr; the schedule proper starts
-after them). Where there is a `total`, it is in steps after the warm-up, and "auto" is all steps that fit will make.
+All have warmup: steps in which the rate rises linearly from warmup_start times lr to lr. The schedule proper starts
+after them. `total`, if there is one, counts steps after the warm-up, and "auto" is all steps that fit will make.
 A plain function of the step is a schedule as well: SGD(lr=0.1, schedule=lambda t: 0.99**t) is lr * 0.99**t.
 """
 
@@ -35,7 +35,7 @@ class Schedule:
 
     @property
     def auto(self) -> bool:
-        """Is its length not known before fit?"""
+        """True if its length is unknown before fit."""
         return getattr(self, "total", None) == "auto"
 
     def settings(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Schedule:
         return {"schedule": self.kind, **asdict(self)}
 
     def options(self, total: int | None = None) -> dict[str, Any]:
-        """What the core wants; `total` stands for "auto": all steps of training, warm-up included."""
+        """The core's options; `total` stands for "auto": all steps of training, warm-up included."""
         options: dict[str, Any] = {"kind": self.kind, **asdict(self)}
         if self.auto:
             if total is None:
@@ -52,7 +52,7 @@ class Schedule:
         return options
 
     def rates(self, lr: float, first: int, count: int, total: int | None = None) -> dict[str, Any]:
-        """What the core wants to know the rates of steps first .. first + count - 1; it may know more of them."""
+        """The core's description of the rates of steps first .. first + count - 1; it may cover more steps."""
         return self.options(total) | {"lr": lr}
 
 
@@ -126,12 +126,12 @@ class Polynomial(Schedule):
 class Plateau(Schedule):
     """lr, times `factor` whenever `monitor` has not been better for `patience` epochs; never below min_lr.
 
-    monitor    a name in the epoch's record, dotted, as "validation.accuracy"; None: "validation.loss" where there is
+    monitor    a name in the epoch's record, dotted, as "validation.accuracy"; None: "validation.loss" if there is
                validation, else "train_loss".
     factor     0 < factor < 1.
     min_delta  better means better by more than this.
     cooldown   epochs after a reduction in which none counts as without progress.
-    mode       "min", "max": what is better; None: by the name.
+    mode       "min" or "max" is better; None: by the name.
 
     As Keras's ReduceLROnPlateau: fit adds a gossipgrad.callbacks.ReduceOnPlateau, which can be used by itself too.
     """
@@ -175,8 +175,8 @@ class Plateau(Schedule):
 class Function(Schedule):
     """lr * factor(t) for a function of the step after the warm-up; schedule=f is short for it.
 
-    It is called in Python, for each step of the epoch that begins; all ranks need the same one. A checkpoint holds its
-    name alone: to go on from one, make the trainer with the function again.
+    Python calls it for each step of the beginning epoch; all ranks need the same function. A checkpoint holds its
+    name alone: to resume, make the trainer with the function again.
     """
 
     kind: ClassVar[str] = "function"
@@ -189,7 +189,7 @@ class Function(Schedule):
 
     @property
     def name(self) -> str:
-        """The function's, for reports."""
+        """The function's name, for reports."""
         return str(getattr(self.factor, "__qualname__", type(self.factor).__qualname__))
 
     def settings(self) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def of(given: Any) -> Schedule:
 
 
 def _lost(name: str) -> Callable[[int], float]:
-    """Stands for a function that a checkpoint has the name of."""
+    """A placeholder for a function that a checkpoint only names."""
 
     def lost(step: int) -> float:
         raise ValueError(
@@ -242,7 +242,7 @@ BY_NAME: dict[str, type[Schedule]] = {c.kind: c for c in (Constant, StepDecay, C
 
 
 def from_settings(settings: Mapping[str, Any]) -> Schedule:
-    """The schedule that settings() described; other keys are ignored."""
+    """The schedule of a settings() dict; other keys are ignored."""
     if settings["schedule"] == Function.kind:
         warmup = {key: settings[key] for key in ("warmup", "warmup_start")}
         return Function(factor=_lost(settings["schedule_function"]), **warmup)
@@ -251,7 +251,7 @@ def from_settings(settings: Mapping[str, Any]) -> Schedule:
 
 
 def by_name(kind: str, **options: Any) -> Schedule:
-    """The schedule of this kind with these keywords; ValueError names the kinds there are, or a keyword it lacks."""
+    """The schedule of this kind with these keywords; ValueError lists the kinds, or names a keyword that it lacks."""
     choice("schedule", kind, BY_NAME)
     made = BY_NAME[kind]
     allowed = [field.name for field in fields(made)]

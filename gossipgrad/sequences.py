@@ -1,4 +1,4 @@
-"""Layers of sequence networks: embeddings, another shape or order of a sample's axes.
+"""Layers of sequence networks: embeddings, and other shapes or orders of a sample's axes.
 
 A sample is (positions, features), or (positions,) as tokens; the batch has no axis here. Linear, Dropout, Add and the
 activations work on each position.
@@ -25,7 +25,7 @@ def _sizes(argument: str, values: Any, low: int) -> tuple[int, ...]:
 class Embedding(Trained):
     """Row t of a table (num, dim) for each token t: int32 tokens (T,), 0 to num - 1, become (T, dim).
 
-    Tokens come from `Input((T,), dtype="int32")`. One that is no row is an error that names it and its position.
+    Tokens come from `Input((T,), dtype="int32")`. A token outside of the table is an error with its position.
     weight_init  as of Linear; "default" is PyTorch's for embeddings, normal numbers of deviation 1.
     lr, weight_decay  as of Linear.
     """
@@ -58,7 +58,7 @@ class Embedding(Trained):
 class PositionEmbedding(Trained):
     """Adds a learned vector to each position: (T, C) + weight[:T] of a table (num, C).
 
-    num  positions of the table, at least T; None: T. A longer one holds weights of other sequence lengths, too.
+    num  positions of the table, at least T; None: T. A longer table can hold weights of other sequence lengths.
     weight_init, lr, weight_decay  as of Embedding.
     """
 
@@ -85,7 +85,8 @@ class PositionEmbedding(Trained):
 
 
 class Reshape(Layer):
-    """The values of a sample, in their order, under another shape: Reshape((8, -1)); one may be -1, what is left."""
+    """The values of a sample, in their order, under another shape: Reshape((8, -1)); one size may be -1, the
+    remainder."""
 
     kind, prefix = "reshape", "reshape"
 
@@ -123,8 +124,8 @@ class Permute(Layer):
 class Slice(Layer):
     """A range of one axis, as Python's x[begin:end:step]; Slice(0, -1) is the last position: (T, C) becomes (1, C).
 
-    axis   of a sample, 0 is the first; negative: from the last.
-    begin, end  negative: from the end; end None: to the end. step: at least 1.
+    axis   of a sample, 0 is the first; negative: counted from the last.
+    begin, end  negative: counted from the end; end None: to the end. step: at least 1.
     """
 
     kind, prefix, extent_keywords = "slice", "slice", ("begin", "end")
@@ -148,7 +149,7 @@ class Slice(Layer):
 
 
 class Pad(Layer):
-    """Zeros before and behind along one axis: Pad(0, 8, 8) makes (32, h, w) of (16, h, w)."""
+    """Zeros before and after along one axis: Pad(0, 8, 8) makes (32, h, w) of (16, h, w)."""
 
     kind, prefix, extent_keywords = "pad", "pad", ("before", "behind")
 
@@ -168,11 +169,11 @@ class Pad(Layer):
 class Attention(Layer):
     """Attention (Vaswani et al. 2017) on packed queries, keys and values: (T, 3C) becomes (T, C).
 
-    The features of a position are C of its query, C of its key, C of its value, as nanoGPT's c_attn gives them; each of
-    the heads has C/heads of them. Called on a second node, Attention(4)(x, lengths), positions from a sample's length
-    on are not looked at; lengths: int32 of shape (1,), 1 to T.
+    The features of a position are C of its query, C of its key, C of its value, as nanoGPT's c_attn gives them; each
+    head has C/heads of them. Called on a second node, Attention(4)(x, lengths), it ignores positions from a sample's
+    length on; lengths: int32 of shape (1,), 1 to T.
 
-    causal   no position looks at those behind it.
+    causal   a position does not attend to later ones.
     dropout  in training each weight becomes 0 with this probability, the others are divided by 1 - dropout.
 
     The weights (T, T) are never in memory as a whole.
@@ -245,11 +246,11 @@ class MultiHeadAttention(Trained):
 class LSTM(Trained):
     """Long short-term memory (Hochreiter and Schmidhuber 1997): (T, n) becomes (T, hidden), as PyTorch's LSTM.
 
-    hidden    units of each of the `layers`, of which each reads the one before.
-    dropout   in training what a layer reads of the one before is dropped with this probability.
-    stateful  False: each sample begins at zero. True: where a batch's samples go on where those of the batch before
-              ended (gg.data's ordered sources), the state is carried on, without a gradient (truncated
-              back-propagation); it belongs to the replica and is saved with it. Evaluation begins at zero.
+    hidden    units of each of the `layers`; each layer reads the one before.
+    dropout   in training a layer's input from the layer before is dropped with this probability.
+    stateful  False: each sample begins at zero. True: a batch's samples continue those of the batch before (gg.data's
+              ordered sources), so the state is carried on, without a gradient (truncated back-propagation). The
+              state belongs to the replica and is saved with it. Evaluation begins at zero.
 
     Parameters, by PyTorch's names: weight_ih_l0 (4*hidden, n), weight_hh_l0 (4*hidden, hidden), bias_ih_l0 and
     bias_hh_l0 (4*hidden,), the gates in the order i, f, g, o; _l1 is the second layer. All begin uniform within

@@ -1,4 +1,4 @@
-"""What objects show of themselves in a notebook: tables as HTML."""
+"""Display of objects in a notebook: tables as HTML."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _PREDICTED_AT_ONCE = 256
 
 
 class _GossipEstimator(BaseEstimator):  # type: ignore[misc]
-    """What both have in common. Parameters are checked by fit, as scikit-learn demands."""
+    """Common base of the estimators. fit checks parameters, as scikit-learn demands."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class _GossipEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _train(self, x: NDArray[Any], y: NDArray[Any], outputs: int, loss: Loss) -> None:
         epochs, batch_size = integer("epochs", self.epochs, 1), integer("batch_size", self.batch_size, 1)
-        # Under MPI all ranks must draw the same, so what is not given is no new number for each.
+        # Under MPI all ranks must draw alike, so a missing seed is not a new number on each.
         seed = 0 if self.random_state is None else check_random_state(self.random_state).randint(2**31 - 1)
         with Trainer(
             self._network(x.shape[1], outputs),
@@ -111,7 +111,8 @@ class _GossipEstimator(BaseEstimator):  # type: ignore[misc]
         self.n_iter_ = epochs
 
     def _outputs(self, x: Any) -> NDArray[np.float64]:
-        """The consensus model's, computed by this process alone: under MPI too, each rank asks what it wants."""
+        """The consensus model's outputs, computed by this process alone: also under MPI each rank has its own
+        samples."""
         check_is_fitted(self, "weights_")
         checked = validate_data(self, x, reset=False, dtype=np.float32)
         net = Model.from_config(self.network_)
@@ -133,12 +134,12 @@ class GossipClassifier(ClassifierMixin, _GossipEstimator):  # type: ignore[misc]
     verbose       show the progress.
 
     After fit: classes_, n_features_in_, n_iter_, history_ (gossipgrad.History), weights_ and network_ (the consensus
-    model: arrays by name, and what gossipgrad.Model.from_config reads). Features are dense, and are not scaled: put a
-    StandardScaler before it. fit is collective; predictions are each process's own.
+    model: arrays by name, and the config for gossipgrad.Model.from_config). Features are dense, and are not scaled: put
+    a StandardScaler before it. fit is collective; predictions are each process's own.
     """
 
     def fit(self, X: Any, y: Any) -> GossipClassifier:  # noqa: N803, scikit-learn's names
-        """Train from the beginning on (n, features) and n labels of any kind; returns self."""
+        """Train from scratch on (n, features) and n labels of any kind; returns self."""
         x, labels = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(labels)
         self.classes_, codes = np.unique(labels, return_inverse=True)
@@ -149,7 +150,7 @@ class GossipClassifier(ClassifierMixin, _GossipEstimator):  # type: ignore[misc]
         return self
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Scores (n, classes); with two classes (n,), of which positive ones say the second."""
+        """Scores (n, classes); with two classes (n,), where positive scores mean the second."""
         scores = self._outputs(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
@@ -168,8 +169,8 @@ class GossipClassifier(ClassifierMixin, _GossipEstimator):  # type: ignore[misc]
 class GossipRegressor(RegressorMixin, _GossipEstimator):  # type: ignore[misc]
     """A regression: a network trained by gossip, as an estimator of scikit-learn.
 
-    Parameters are those of GossipClassifier; the loss is the mean squared error of targets that are scaled to a mean of
-    0 and a deviation of 1, which predict undoes. y may have several columns.
+    Parameters are those of GossipClassifier. The loss is the mean squared error of targets scaled to a mean of 0 and a
+    deviation of 1; predict undoes the scaling. y may have several columns.
     """
 
     def __sklearn_tags__(self) -> Any:
@@ -178,7 +179,7 @@ class GossipRegressor(RegressorMixin, _GossipEstimator):  # type: ignore[misc]
         return tags
 
     def fit(self, X: Any, y: Any) -> GossipRegressor:  # noqa: N803
-        """Train from the beginning on (n, features) and targets (n,) or (n, outputs); returns self."""
+        """Train from scratch on (n, features) and targets (n,) or (n, outputs); returns self."""
         x, targets = validate_data(self, X, y, dtype=np.float32, y_numeric=True, multi_output=True)
         columns = np.asarray(targets, np.float64).reshape(len(x), -1)
         deviation = columns.std(axis=0)
@@ -189,7 +190,7 @@ class GossipRegressor(RegressorMixin, _GossipEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """(n,) or (n, outputs), as the targets were."""
+        """Predictions (n,) or (n, outputs), in the shape of the targets."""
         values = self._outputs(X)
         values = values * self.y_scale_ + self.y_mean_
         return np.asarray(values.reshape(len(values), *self.y_shape_))

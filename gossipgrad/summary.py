@@ -1,4 +1,4 @@
-"""What a network is made of, as a table."""
+"""The layers of a network, as a table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _lines(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def count(graph: _core.Graph, trained: bool) -> int:
-    """How many numbers the tensors have that are trained, or are not."""
+    """The numbers in trained tensors, or in the others."""
     return sum(math.prod(shape) for _, shape, role in graph.parameters() if (role != STATISTIC) == trained)
 
 
@@ -67,10 +67,10 @@ def text(
     frozen: int = 0,
     before: _core.Graph | None = None,
 ) -> show.Text:
-    """A row a layer, and what the network is in all. Multiply-adds and bytes are those of one sample.
+    """A row a layer, and totals of the network. Multiply-adds and bytes are those of one sample.
 
-    frozen: how many of the numbers that gradients are of have a learning rate of 0.
-    before: the graph before it shrunk: what has changed is shown as what it was -> what it is.
+    frozen: the count of numbers with gradients but a learning rate of 0.
+    before: the graph before it shrunk: changes are shown as old -> new.
     """
     rows: list[tuple[str, ...]] = [_HEAD]
     nodes: list[dict[str, Any]] = graph.nodes()

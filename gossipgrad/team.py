@@ -35,7 +35,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "min": np.minimum,
 }
 _NOBODY = -1
-# What an integer of 63 bits has room for: two ranks, each stored with 1 added.
+# Packs two ranks into an integer of 63 bits, each with 1 added.
 _RANK_BITS = 31
 
 
@@ -48,29 +48,30 @@ class Team:
         for step in range(12):
             x = team.mix(x, step)  # one step of gossip: the ranks agree, and their mean stays
 
-    comm     as for a Trainer: None for the MPI world, or one rank where no launcher started this process; a
+    comm     as for a Trainer: None for the MPI world, or one rank if no launcher started this process; a
              VirtualCluster; a communicator of mpi4py.
     timeout  seconds that a wait for another rank may take before it fails; 0: for ever.
     network  a Network that slows the links down under MPI; a VirtualCluster has its own.
 
-    One process a rank (MPI, one rank): every process gives the array of its rank, of any shape, and gets the one of its
-    rank. A virtual cluster of p ranks: all arrays in one, of shape (p, ...), where row r is rank r's; so the same line
-    works in both, and `each` makes such arrays. Nothing that is given is changed.
+    One process a rank (MPI, one rank): every process gives its rank's array, of any shape, and gets its rank's result.
+    A virtual cluster of p ranks: all arrays in one, of shape (p, ...), whose row r is rank r's. `each` makes such
+    arrays, so the same line works in both. Arguments are never changed.
 
-    All calls are collective: all ranks make the same ones, in the same order, with arrays of one shape and dtype. This
-    is checked; what differs is a ValueError on all ranks. Dtypes: bool, integers, floating and complex numbers. Results
-    depend on no time and no thread: MPI and a virtual cluster give the same bits.
+    All calls are collective: all ranks make the same ones, in the same order, with arrays of one shape and dtype. A
+    difference is a ValueError on all ranks. Dtypes: bool, integers, floating and complex numbers. Results depend
+    neither on time nor on threads: MPI and a virtual cluster give the same bits.
 
-    What a rank starts by multiprocessing, as a worker of a DataLoader, has no part in MPI. There `gg.Team()`, at the
-    top of a script that it imports again, knows rank and size of that rank, and its calls raise RuntimeError.
+    Processes that a rank starts by multiprocessing, as workers of a DataLoader, have no part in MPI. Such a process
+    imports the script again. `gg.Team()` at the script's top then knows the rank and size of its parent, and its calls
+    raise RuntimeError.
     """
 
     def __init__(self, comm: Any = None, *, timeout: float = 0.0, network: Network | None = None) -> None:
         seconds = number("timeout", timeout, 0.0)
         given = with_circumstances(comm, None, network)
-        self._failure = ""  # of a message: others may be on their way yet
+        self._failure = ""  # of a message: others may still be in flight
         parent = origin.parent_rank()
-        # While a child imports its script again it has its name, but no parent_process() yet.
+        # A child that imports its script again already has its name, but no parent_process() yet.
         worker = parent is not None and multiprocessing.current_process().name != "MainProcess"
         if parent is not None and worker and not isinstance(given, VirtualCluster):
             self._core = cast(_core.Team, _Elsewhere(*parent[1:]))
@@ -79,7 +80,7 @@ class Team:
 
     @classmethod
     def around(cls, core: _core.Team) -> Team:
-        """A Team of a group of ranks that is there already."""
+        """A Team of an existing group of ranks."""
         made = cls.__new__(cls)
         made._core, made._failure = core, ""
         return made
@@ -130,26 +131,26 @@ class Team:
 
     @property
     def stacked(self) -> bool:
-        """Do arrays have an axis of ranks in front? True for a virtual cluster, of one rank too."""
+        """True if arrays have an axis of ranks in front: in a virtual cluster, also of one rank."""
         return self._core.kind == "virtual"
 
     @property
     def bytes_sent(self) -> int:
-        """By the ranks of this process, since the group was made; what only compares calls is not counted."""
+        """Bytes sent by the ranks of this process since the group was made; comparisons of calls do not count."""
         return self._core.counts()[0]
 
     @property
     def messages_sent(self) -> int:
-        """As bytes_sent."""
+        """Messages sent, counted as bytes_sent."""
         return self._core.counts()[1]
 
     @property
     def seconds(self) -> float:
-        """A clock, of which differences mean something: virtual seconds of a virtual cluster, else real ones."""
+        """A clock for differences: virtual seconds of a virtual cluster, else real ones."""
         return self._core.counts()[2]
 
     def each(self, function: Callable[[int], Any]) -> Array:
-        """function(rank) for the ranks of this process: its array, or, of a virtual cluster, all of them stacked."""
+        """function(rank) for the ranks of this process: its array, or, in a virtual cluster, all of them stacked."""
         made = [np.asarray(function(rank)) for rank in self.ranks]
         return np.stack(made) if self.stacked else made[0].copy()
 
@@ -163,7 +164,7 @@ class Team:
     ) -> Any:
         """(rank to send to, rank to receive from) of a step of GossipGraD's schedule; -1: nobody.
 
-        A pair, or, of a virtual cluster, a list of pairs, one a rank. `exchange` wants just this. No message is sent.
+        A pair, or, in a virtual cluster, a list of pairs, one a rank. `exchange` takes it as it is. No message is sent.
         """
         pairs = self._pairs(step, topology, rotate, seed, permutations)
         return pairs if self.stacked else pairs[0]
@@ -171,17 +172,17 @@ class Team:
     # ---- messages
 
     def exchange(self, array: Any, partner: Any) -> Array:
-        """What the partner has given: every rank sends its array to one rank and receives another's.
+        """The partner's array: every rank sends its array to one rank and receives another's.
 
-        partner  a rank, with which both send and receive: it must name this one. Or a pair (rank to send to, rank to
+        partner  a rank to send to and to receive from: it must name this rank. Or a pair (rank to send to, rank to
                  receive from), as `partners` gives. -1, None or the own rank: nobody; the result is then a copy of the
-                 own array. Of a virtual cluster: a sequence with one of these for each rank.
+                 own array. In a virtual cluster: a sequence with one of these for each rank.
         """
         with self._agreed("exchange") as one:
             values = self._values(one, array)
             given = self._one_a_rank(partner)
             pairs = [self._pair(rank, value) for rank, value in zip(self.ranks, given, strict=True)]
-            # Every rank must know whom all others name: one process has all pairs, a rank of MPI brings its own.
+            # Every rank must know the partners of all: one process has all pairs, a rank of MPI contributes its own.
             one.number = 0 if self.stacked else (pairs[0][0] + 1) << _RANK_BITS | (pairs[0][1] + 1)
         everybody = pairs if self.stacked else [_pair_of(number) for number in one.numbers]
         _check_pairs(everybody)
@@ -196,16 +197,16 @@ class Team:
         seed: int = 0,
         permutations: int | None = None,
     ) -> Array:
-        """One step of gossip: the mean of the own array and of the one received from this step's partner.
+        """One step of gossip: the mean of the own array and this step's partner's.
 
-        As GossipGraD mixes weights: x + (received - x)/2, of float16 in float32. A rank without a partner has its own
+        As GossipGraD mixes weights: x + (received - x)/2, for float16 in float32. A rank without a partner has its own
         array. The mean over the ranks stays, up to the rounding of the last digit.
 
-        step       from 0: which step of the schedule.
+        step       from 0: the step of the schedule.
         topology   a name, or a table, as for GossipGraD: "dissemination", "cube", "ring", "exponential", "random".
                    ValueError for a table in which a rank receives more, or less, than it sends: the mean would change.
         rotate     the ranks change places after each cycle. seed: draws the places.
-        permutations  as for GossipGraD: so many take turns; None: a new one after each cycle.
+        permutations  as for GossipGraD: the number of permutations that take turns; None: a new one after each cycle.
 
         Floating or complex numbers; ValueError for others.
         """
@@ -227,10 +228,9 @@ class Team:
     def allreduce(self, array: Any, op: Operation = "sum") -> Array:
         """The sum, mean, maximum or minimum over all ranks, element by element, on every rank.
 
-        Added in the order of the ranks, so every rank has the same bits, and has them again in every run. A mean of
-        integers is float64; float16 is added in float32 and rounded once. Each rank sends 2(p-1)/p of its array, in
-        2(p-1) messages. ValueError for the sum and the mean of bools, and for the maximum and the minimum of complex
-        numbers.
+        Added in the order of the ranks, so every rank has the same bits, in every run. A mean of integers is float64;
+        float16 is added in float32 and rounded once. Each rank sends 2(p-1)/p of its array, in 2(p-1) messages.
+        ValueError for the sum and the mean of bools, and for the maximum and the minimum of complex numbers.
         """
         with self._agreed("allreduce") as one:
             values = self._values(one, array)
@@ -287,9 +287,9 @@ class Team:
         return out
 
     def barrier(self) -> None:
-        """Returns when all ranks have come here. Of a virtual cluster: at once."""
+        """Returns when all ranks have called it. In a virtual cluster: at once."""
         with self._agreed("barrier"):
-            pass  # to agree is to have come
+            pass  # the agreement itself waits for all ranks
 
     # ---- within
 
@@ -306,7 +306,7 @@ class Team:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Around what sends messages."""
+        """Encloses calls that send messages."""
         try:
             yield
         except CommunicationError as error:
@@ -322,7 +322,7 @@ class Team:
             return self._core.broadcast(data, root)
 
     def _values(self, one: agreement.Agreement, array: Any, facts: bool = True) -> list[Array]:
-        """The contiguous array of each rank of this process; their form is among the facts that ranks compare."""
+        """The contiguous array of each rank of this process; ranks compare its form among their facts."""
         given = plain_array("array", array)
         if given.dtype.kind not in "biufc":
             raise TypeError(f"array: dtype {given.dtype}; allowed: bool, integers, floating or complex numbers")
@@ -371,7 +371,7 @@ class Team:
         return [_core.partners(chosen, self.size, at, rank, turns, draws, few) for rank in self.ranks]
 
     def _swap(self, values: Sequence[Array], pairs: Sequence[tuple[int, int]]) -> list[Array]:
-        """What each rank of this process receives; its own where it has no sender."""
+        """The array that each rank of this process receives; its own if it has no sender."""
         received = [value.copy() for value in values]
         if values[0].size:
             sends = [[(to, value)] if to >= 0 else [] for value, (to, _) in zip(values, pairs, strict=True)]
@@ -411,7 +411,7 @@ class Team:
 
 
 def _wide(array: Array) -> Array:
-    """In the type in which it is added: float16 has sums beyond its range, and a mean within it."""
+    """The array in its type for sums: float16 has sums beyond its range, although the mean is within it."""
     return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
@@ -447,7 +447,7 @@ def _pair_of(number: int) -> tuple[int, int]:
 
 
 def _check_pairs(pairs: Sequence[tuple[int, int]]) -> None:
-    """ValueError where a rank sends to one that does not receive from it, or the other way round."""
+    """ValueError if a rank sends to one that does not receive from it, or vice versa."""
     for rank, (to, source) in enumerate(pairs):
         if to >= 0 and pairs[to][1] != rank:
             raise ValueError(f"partner: rank {rank} sends to rank {to}, which {_receives(pairs[to][1])}")
@@ -464,7 +464,7 @@ def _sends(to: int) -> str:
 
 
 def _check_balance(row: int, partners: Sequence[int]) -> None:
-    """ValueError where a row of a table would not preserve the mean."""
+    """ValueError if a row of a table would not preserve the mean."""
     senders: dict[int, list[int]] = {rank: [] for rank in range(len(partners))}
     for rank, to in enumerate(partners):
         if to not in (rank, _NOBODY):

@@ -46,19 +46,19 @@ class Trainer(Replicas):
     net        the network, a gossipgrad.Model: gossipgrad.models.lenet(), gossipgrad.Sequential([...], input=...).
     loss       "cross_entropy" (integer classes), "binary_cross_entropy" or "mean_squared_error".
     optimizer  gossipgrad.SGD(...), Adam(...) or LARS(...).
-    strategy   how ranks exchange what they learn: gossipgrad.GossipGraD(), AllReduce(), ...
+    strategy   how ranks exchange weights or gradients: gossipgrad.GossipGraD(), AllReduce(), ...
     comm       the ranks: None: those of mpiexec, else one; gossipgrad.VirtualCluster(4): four in this process.
 
         trainer = gg.Trainer(net, optimizer=gg.SGD(lr=0.02, momentum=0.9), comm=gg.VirtualCluster(4))
         history = trainer.fit(train, validation=test, epochs=2)
 
     Then evaluate(test) measures, predict(x) computes outputs, save(PATH) writes a checkpoint, and Trainer.load(PATH) or
-    fit(..., resume=PATH) goes on from it. All other arguments: help(gossipgrad.Trainer.__init__).
+    fit(..., resume=PATH) continues from it. All other arguments: help(gossipgrad.Trainer.__init__).
 
-    Creating a trainer is collective, as are fit, evaluate, predict, save, load, train_step and all that shows weights.
-    All ranks call them in the same order with the same arguments; else ValueError on every rank says what differs. An
-    argument that one rank alone finds wrong is an error on all. threads, backend, the number of a device, progress and
-    callbacks of your own may differ.
+    Collective calls: creating a trainer, fit, evaluate, predict, save, load, train_step and all that shows weights. All
+    ranks make them in the same order with the same arguments. If arguments differ, ValueError on every rank names the
+    difference. An argument that is wrong on one rank is an error on all. threads, backend, the number of a device,
+    progress and callbacks of your own may differ.
     """
 
     def __enter__(self) -> Trainer:
@@ -95,53 +95,52 @@ class Trainer(Replicas):
 
         train, y           fit(x, y) with two arrays, fit((x, y)), or fit(data) with a gossipgrad.data.Dataset. Every
                            rank gives the whole set and trains on its shard of it; see `shard`.
-                           uint8 samples are not scaled unless by their Dataset (a warning says so): pixels want
-                           gg.data.Dataset(x, y, scale=1/255).
-        validation         (x, y) or a Dataset. The consensus model is validated, on a set that is split over the ranks:
-                           the replicas' mean, or the centre of ElasticAveraging and ParameterServer. It may also be
-                           the second positional argument, behind a pair or a Dataset. Its loss is weighted only by
-                           weights of its own.
-        validation_split   instead of it: a share in 0..1, or a number of samples, of train that is set aside to
-                           validate on, drawn by the trainer's seed; of text as streams the end. Samples are not
-                           copied. Its loss is weighted by the Dataset's own weights, not by sample_weight.
-        sample_weight      what each sample's loss counts, (n,), at least 0. The loss of a batch is
-                           sum(weight * loss) / samples: not divided by the sum of the weights, as PyTorch's weighted
-                           cross-entropy is, so that it does not matter which samples share a batch or a rank.
-        class_weight       the same by class: {class: weight}, where others have 1; one a class; or "balanced",
-                           inversely to how often classes occur, with a mean of 1. Multiplied with weights of the
-                           samples. Both are for training alone; where all are 0, that is an error.
-        shard              "interleaved": of each p samples in a row each of p ranks has one, which is drawn by the
-                           seed, so data that are sorted, by class or by time, or that repeat, harm no rank.
+                           uint8 samples are not scaled, and a warning says so, unless their Dataset has a scale.
+                           Pixels want gg.data.Dataset(x, y, scale=1/255).
+        validation         (x, y) or a Dataset, split over the ranks. The measured model is the consensus: the replicas'
+                           mean, or the centre of ElasticAveraging and ParameterServer. It may also be the second
+                           positional argument, after a pair or a Dataset. Only its own weights weight its loss.
+        validation_split   instead of validation: a share in 0..1, or a number of samples, of train. The trainer's seed
+                           draws them; of text as streams the end is set aside. Samples are not copied. The Dataset's
+                           own weights weight its loss, sample_weight does not.
+        sample_weight      factor of each sample's loss, (n,), at least 0. The loss of a batch is
+                           sum(weight * loss) / samples. PyTorch's weighted cross-entropy divides by the sum of the
+                           weights; here the grouping of samples into batches and ranks does not matter.
+        class_weight       factor of each class: {class: weight}, where others have 1; an array of one number a class;
+                           or "balanced", inversely to how often classes occur, with a mean of 1. Multiplied with
+                           sample_weight. Both apply to training alone. If all are 0, it is an error.
+        shard              "interleaved": among p ranks, each group of p successive samples gives every rank one. The
+                           seed draws which, so sorted or repeating data harm no rank.
                            "contiguous": each rank has a run of the samples; a warning says when they look sorted by
                            class.
-        sharded            True: every rank brings its own part of train and of validation, of any size of at least one
-                           sample; in a virtual cluster train, y and validation are lists with one entry a rank. All
-                           ranks make the steps that the largest part needs; a smaller one is divided evenly among
-                           them, so every sample is seen once an epoch, or, where a rank has fewer samples than
-                           steps, as evenly as can be. Not with shuffle_samples, nor with ranks that only serve.
+        sharded            True: every rank brings its own part of train and of validation, of at least one sample. In a
+                           virtual cluster train, y and validation are lists with one entry a rank. All ranks make the
+                           steps that the largest part needs. A smaller part is divided evenly among these steps, so
+                           every sample is seen once an epoch. A rank with fewer samples than steps repeats them as
+                           evenly as possible. Not with shuffle_samples, nor with ranks that only serve.
         batch_size         samples a rank and step; None: 64, or all samples of a rank if it has fewer. Every rank makes
-                           the steps that the largest shard needs; the last batch may be smaller, and one that would be
-                           empty has a sample of the batch before.
-        drop_last          True: full batches alone, as many on every rank as the smallest shard has. What is left over
-                           is not trained on in this epoch; with `shuffle` these are other samples in each.
+                           the steps that the largest shard needs. The last batch may be smaller; an empty one gets a
+                           sample of the batch before.
+        drop_last          True: full batches alone, as many on every rank as the smallest shard has. The rest is not
+                           trained on in this epoch; with `shuffle` each epoch leaves out other samples.
         shuffle            another order of each rank's samples in each epoch.
         final_mix          True: at the end all replicas become the consensus model, by one all-reduce of float32
-                           weights and statistics: for strategies that leave replicas apart (GossipGraD, most of all
-                           with slices, the asynchronous ones, NoExchange). It comes after the last epoch's record and
-                           checkpoint, so that a resume goes on as if training had never stopped, and before
-                           on_fit_end. Weights that EarlyStopping restores there become one as well. The optimiser's
-                           moments stay each rank's.
+                           weights and statistics. It is for strategies that leave replicas apart: GossipGraD, most of
+                           all with slices, the asynchronous ones, NoExchange. It comes after the last epoch's record
+                           and checkpoint and before on_fit_end, so a resume continues as if training had never stopped.
+                           Weights that EarlyStopping restores there become one as well. The optimiser's moments stay
+                           each rank's.
         validate_replicas  validates every rank's own weights as well.
-        resume             a checkpoint: go on from it, up to `epochs` epochs in all, as if training had never stopped.
-                           One of another number of ranks, saved between two epochs: with the consensus weights and
-                           the mean of the ranks' moments on all.
-        callbacks          one or several (gossipgrad.callbacks); a ProgressBar, if `progress`, and StopOnNaN are added.
-                           EarlyStopping, Checkpoint, ReduceOnPlateau compare the epochs of this fit alone, and with
+        resume             a checkpoint: continue from it, up to `epochs` epochs in all, as if training had never
+                           stopped. A checkpoint of another number of ranks must be saved between two epochs. All ranks
+                           then begin with the consensus weights and the mean of the ranks' moments.
+        callbacks          one or several (gossipgrad.callbacks). StopOnNaN and, with `progress`, a ProgressBar are
+                           added. EarlyStopping, Checkpoint, ReduceOnPlateau compare the epochs of this fit alone; with
                            `resume` also those of the fit that saved the checkpoint.
 
         ValueError, TypeError: data that do not fit the network or the ranks. FloatingPointError: the loss is NaN.
-        CheckpointError: `resume` does not fit. KeyboardInterrupt: SIGINT; under MPI on all ranks after the same step,
-        whichever of them it came to. SavedOnSignal: as Checkpoint(save_on_signal=True) asks. Collective.
+        CheckpointError: `resume` does not fit. KeyboardInterrupt: SIGINT; under MPI all ranks raise it after the same
+        step, whichever rank the signal reached. SavedOnSignal: as Checkpoint(save_on_signal=True) asks. Collective.
         """
         with self.agreed() as one:
             if self.fitting:
@@ -213,14 +212,14 @@ class Trainer(Replicas):
         return self.history
 
     def _measure(self, data: given.Given | None, batch_size: int) -> Record:
-        """The trainer's metrics of a set; none without one."""
+        """The trainer's metrics of a set; {} without a set."""
         return {} if data is None else evaluation.measure(self, data.parts, data.sharded, batch_size, self.metrics)
 
     @collective
     def train_step(self, x: Any, y: Any) -> Any:
         """One step on this rank's batch (x, y); returns its mean loss. For tests and research.
 
-        The first one chooses algorithms for batches of its size, as fit does (tune= of the constructor).
+        The first call chooses algorithms for batches of its size, as fit does (tune= of the constructor).
         In a virtual cluster x and y are lists with one batch a rank, and a list comes back. RuntimeError: within fit,
         whose epochs, schedule and checkpoints count fit's own steps. Collective.
         """
@@ -259,18 +258,18 @@ class Trainer(Replicas):
         probe: Any = None,
         epsilon: float | None = None,
     ) -> Record:
-        """Let units leave the network now, on all ranks, as in an event of gossipgrad.Apoptosis; returns the event.
+        """Remove units from the network now, on all ranks, as an event of gossipgrad.Apoptosis; returns the event.
 
-        budget   0 to 1: what it may take from each layer. 0: units that are exactly parallel to others, constant, or
-                 that nobody reads; what the network computes then changes by rounding alone.
+        budget   0 to 1: the share that it may remove from each layer. 0: units that are exactly parallel to others,
+                 constant, or read by nobody; the network's outputs then change by rounding alone.
         layers, least  as of gossipgrad.Apoptosis.
-        probe    (x, y) or a Dataset, the same on all ranks: where the smaller network's loss on it is higher by more
-                 than epsilon, a share, 0.01 if None, the event is undone: nothing has changed but that what was in
-                 flight has been completed and mixed. None: it stays.
+        probe    (x, y) or a Dataset, the same on all ranks. If the smaller network's loss on it is higher by more than
+                 epsilon, a share, 0.01 if None, the event is undone. Exchanges in flight have then been completed and
+                 mixed; nothing else has changed. None: the event stays.
 
-        The event is in the history as well, docs/report.md says what it has; here with "indices", by layers which of
-        their units have left. Within fit: from on_epoch_begin, on_step and on_epoch_end; RuntimeError from on_shrink.
-        ValueError: what layers mean cannot shrink, with the reason. Collective.
+        The history has the event as well; docs/report.md lists its fields. Here it also has "indices": by layer, the
+        units that left. Within fit: from on_epoch_begin, on_step and on_epoch_end; RuntimeError from on_shrink.
+        ValueError: `layers` names layers that cannot shrink, with the reason. Collective.
         """
         with self.agreed() as one:
             if self.fit_state.shrinking:
@@ -293,18 +292,19 @@ class Trainer(Replicas):
 
     @collective
     def set_batch_size(self, batch_size: int) -> None:
-        """Train in batches of so many samples a rank and step from here on, within fit. Collective.
+        """Train in batches of `batch_size` samples a rank and step from here on, within fit. Collective.
 
-        From a callback that all ranks have: on_fit_begin, on_epoch_begin, on_step, on_shrink, on_epoch_end. In the
-        middle of an epoch it goes on with the samples that have not been trained on in it, each once, whatever their
-        order, shard and rank (in batches of one a rank with fewer samples than others trains one of its own again in
-        the last steps): how many steps it has then changes. Schedules with total="auto" end with the last step
-        that there is now; the learning rate stays what it is: trainer.learning_rate sets it. Validation goes on in
-        fit's batches. Convolutions whose algorithm was measured for another size go by fixed rules. Checkpoints have
-        the size, and a resume goes on with it unless its fit has another batch_size than that of the fit which saved.
+        Call it from a callback that all ranks have: on_fit_begin, on_epoch_begin, on_step, on_shrink, on_epoch_end.
 
-        RuntimeError: outside of fit, and in on_fit_end. ValueError: a batch that is larger than the shards; in the
-        middle of an epoch of pieces of sequences, whose rows go on from batch to batch.
+        In the middle of an epoch training continues with the samples not yet trained on, each once, whatever their
+        order, shard and rank. The number of the epoch's steps then changes. (In batches of one, a rank with fewer
+        samples than others repeats some in the last steps.) Schedules with total="auto" end with the new last step. The
+        learning rate stays; trainer.learning_rate sets it. Validation keeps fit's batches. Convolutions whose algorithm
+        was measured for another size use fixed rules. Checkpoints hold the size. A resume keeps it, unless its fit has
+        another batch_size than the fit that saved.
+
+        RuntimeError: outside of fit, and in on_fit_end. ValueError: a batch larger than the shards; in the middle of an
+        epoch of pieces of sequences, because their rows continue from batch to batch.
         """
         with self.agreed() as one:
             watcher = self.fit_state.watcher
@@ -332,7 +332,7 @@ class Trainer(Replicas):
 
     @collective
     def reset_state(self) -> None:
-        """Zero the state that layers carry from batch to batch, as where sequences begin. Collective.
+        """Zero the state that layers carry from batch to batch, for the beginning of sequences. Collective.
 
         fit does so at the beginning of each epoch, and train_step never.
         """
@@ -347,7 +347,7 @@ class Trainer(Replicas):
             raise ValueError(f"{argument}: a virtual cluster wants a list of {self.size} batches; got {found}")
 
     def _batch(self, x: Any, what: str) -> tuple[NDArray[Any], ...]:
-        """An array for each input of the network, all of as many samples."""
+        """An array for each input of the network, all with the same number of samples."""
         fields = self.net.inputs
         parts = heads.separate(what, x, [one.name for one in fields])
         places = [what if len(fields) == 1 else f"{what}[{one.name!r}]" for one in fields]
@@ -392,16 +392,18 @@ class Trainer(Replicas):
     def evaluate(
         self, data: Any, y: Any = None, *, batch_size: int | None = None, replicas: bool = False, sharded: bool = False
     ) -> Any:
-        """{"loss": ..., "accuracy": ...} of the consensus model; with `replicas` a list, one rank's own weights each.
+        """{"loss": ..., "accuracy": ...} of the consensus model; with `replicas` a list, an entry for each rank's own.
 
-        Accuracy is 0 to 1, and not there for "mean_squared_error". The trainer's metrics are there as well (not with
-        `replicas`), and of several outputs that are not for training only each one's NAME_loss and NAME_accuracy.
-        evaluate(x, y), evaluate((x, y)) or evaluate(data) with a Dataset, whose loss is weighted where it has weights.
-        All ranks give the whole set, which is split over them (not with `replicas`). sharded: every rank gives its own
-        part, as for fit; not with `replicas`. ValueError, TypeError: data that do not fit the network. Collective.
+        Accuracy is 0 to 1, and missing for "mean_squared_error". The trainer's metrics are there as well (not with
+        `replicas`). With several outputs, each one that is not for training only has NAME_loss and NAME_accuracy.
+        evaluate(x, y), evaluate((x, y)) or evaluate(data) with a Dataset; if the Dataset has weights, they weight the
+        loss. All ranks give the whole set, which is split over them (not with `replicas`). sharded: every rank gives
+        its own part, as for fit; not with `replicas`. ValueError, TypeError: data that do not fit the network.
+        Collective.
 
-        batch_size: of text as streams the number of rows, along which layers carry their state, on each rank; it
-        matters for the result. None: that of the last fit, or of the checkpoint's. Of other sets None is 256.
+        batch_size: for text as streams, the rows on each rank along which layers carry their state; it changes the
+        result.
+        None: that of the last fit, or of the checkpoint's. For other sets None is 256.
         """
         with self.agreed() as one:
             replicas = flag("replicas", replicas)
@@ -422,7 +424,7 @@ class Trainer(Replicas):
         return found if replicas else found[0] | self._measure(whole, batch_size)
 
     def _evaluated_batch(self, batch_size: int | None, data: Any) -> int:
-        """The size of batches to evaluate or predict in, as it was given; None: by the set and the last fit."""
+        """The batch size of an evaluation or prediction: as given; None: by the set and the last fit."""
         if batch_size is not None:
             return integer("batch_size", batch_size, 1)
         if isinstance(data, Dataset) and data.streams:
@@ -434,10 +436,10 @@ class Trainer(Replicas):
     ) -> None:
         """Measure the algorithms of the convolutions of a training step with this batch, for all ranks. Collective.
 
-        Nothing, unless rank 0 is to tune; then the core's cost model chooses. Rank 0's batch counts. evaluated: of an
-        evaluation of so many batches a rank instead; then all ranks give the same numbers. Once for each batch; and
-        where a checkpoint has said which algorithms, it is those. steps: of the run, where that is known. shown: say
-        on the screen what is measured.
+        A no-op unless rank 0 is to tune; then the core's cost model chooses. Rank 0's batch counts. evaluated: measure
+        an evaluation of this many batches a rank instead; all ranks then give the same numbers. Each batch size is
+        measured once, and algorithms from a checkpoint are kept. steps: of the run, if known. shown: name on the screen
+        the algorithms being measured.
         """
         pays = evaluated is None or evaluated >= algorithms.PAYS
         done = {(batch, "training"), (batch, "evaluation" if pays else "cache")}
@@ -456,15 +458,15 @@ class Trainer(Replicas):
             self.set_algorithms(json.loads(found))
 
     def _choose_for_evaluation(self, samples: int, batch_size: int, ranks: int) -> None:
-        """Of so many samples, which are divided among so many ranks: where each has a full batch. Collective."""
+        """choose_algorithms for `samples` divided among `ranks`, if each rank has a full batch. Collective."""
         if samples // ranks >= batch_size:
             self.choose_algorithms(batch_size, samples // ranks // batch_size)
 
     @collective
     def predict(self, x: Any, batch_size: int | None = None) -> Any:
-        """The consensus model's outputs (n, ...) for samples (n, ...) or a Dataset; the same on every rank. Collective.
+        """The consensus model's outputs (n, ...) for samples (n, ...) or a Dataset; equal on every rank. Collective.
 
-        x: of several inputs an array each, in a list or by their names in a dict. Of several outputs that are not for
+        x: with several inputs, an array each, in a list or by name in a dict. With several outputs that are not for
         training only, a dict with an array each comes back. float32. ValueError, TypeError: samples of another shape or
         type than the network's.
 
@@ -489,29 +491,29 @@ class Trainer(Replicas):
     # ---- state, at rest
 
     def _trained(self, arrays: Arrays) -> Arrays:
-        """Those of what the optimiser updates: statistics are left out."""
+        """The arrays that the optimiser updates; statistics are left out."""
         roles = self.net.parameter_roles()
         return {name: array for name, array in arrays.items() if roles[name] != summary.STATISTIC}
 
     def _local(self, rank: int) -> int:
-        """`rank` among the ranks of this process."""
+        """Index of `rank` among the ranks of this process."""
         return integer("rank", rank, 0, self.team.local - 1)
 
     @collective
     def settle(self) -> None:
-        """Complete and mix what is in flight. Collective."""
+        """Complete and mix all exchanges in flight. Collective."""
         with self.agreed():
             pass
         self.core.exchange.settle()
 
     @collective
     def audit_samples(self) -> Record:
-        """Prove that all samples of fit's training set are there, each on one rank, by counting them. Collective.
+        """Count the samples of fit's training set, to prove that each is on one rank and none is missing. Collective.
 
-        {"ok": bool, "samples": held by all ranks, "missing": ids that nobody has, "duplicate": ids too many, "altered":
-        samples that are not bit for bit those of the set with their ids, "first_missing", "first_duplicate",
-        "first_altered": the first such id, or None}. An id is the number of a sample in the set. Called at the same
-        step on all ranks, whatever step that is. RuntimeError before fit.
+        Returns {"ok": bool, "samples": held by all ranks, "missing": ids on no rank, "duplicate": ids too many,
+        "altered": samples whose bits differ from those of the set with their ids, "first_missing", "first_duplicate",
+        "first_altered": the first such id, or None}. An id is the number of a sample in the set. All ranks call it at
+        the same step, which may be any. RuntimeError before fit.
         """
         with self.agreed() as one:
             one.facts = {"step": self.step}
@@ -520,10 +522,9 @@ class Trainer(Replicas):
 
     @collective
     def sample_ids(self, rank: int = 0) -> NDArray[np.int32]:
-        """Which samples of fit's training set this rank holds now, in the order of its shard. Collective.
+        """Ids of the samples of fit's training set that this rank holds now, in the order of its shard. Collective.
 
-        `rank`: which one, in a virtual cluster. Without shuffle_samples they are those that it began with. RuntimeError
-        before fit.
+        `rank`: the rank in a virtual cluster. Without shuffle_samples the ids never change. RuntimeError before fit.
         """
         with self.agreed():
             local = self._local(rank)
@@ -531,7 +532,7 @@ class Trainer(Replicas):
 
     @collective
     def weights(self, rank: int = 0) -> Arrays:
-        """This rank's weights by name, copies. `rank`: which one, in a virtual cluster. Collective."""
+        """Copies of this rank's weights by name. `rank`: the rank in a virtual cluster. Collective."""
         with self.agreed():
             local = self._local(rank)
         self.core.exchange.settle()
@@ -539,9 +540,9 @@ class Trainer(Replicas):
 
     @collective
     def consensus_weights(self) -> Arrays:
-        """The mean of all replicas' weights by name, or the centre, where the strategy has one. Collective.
+        """The mean of all replicas' weights by name, or the strategy's centre, if it has one. Collective.
 
-        With push_sum=True each counts by its scalar, so that mixing alone does not move the mean.
+        With push_sum=True each replica counts by its scalar, so that mixing alone does not move the mean.
         """
         with self.agreed():
             pass
@@ -549,12 +550,12 @@ class Trainer(Replicas):
 
     @collective
     def gradients(self, rank: int = 0) -> Arrays:
-        """The gradients of the last step by name, copies; statistics have none. Collective.
+        """Copies of the last step's gradients by name; statistics have none. Collective.
 
-        Where the strategy sums gradients over ranks it is their sum, weighted by samples; with AdaComp(local_momentum=
-        True) the sum of what has momentum already. RuntimeError if no array has the sum: AllReduce and
-        LayerwiseAllReduce with AdaComp's local choice update piece by piece from the messages, but for warmup steps.
-        An optimiser that needs the norm keeps the array: clip_norm=1e9 does, and cuts off nothing.
+        If the strategy sums gradients over ranks, this is their sum, weighted by samples. With
+        AdaComp(local_momentum=True) the summands include momentum. RuntimeError if no array has the sum: AllReduce and
+        LayerwiseAllReduce with AdaComp's local choice update piece by piece from the messages, except in warmup steps.
+        An optimiser that needs the norm keeps the array: clip_norm=1e9 does, and clips nothing.
         """
         with self.agreed():
             local = self._local(rank)
@@ -564,7 +565,7 @@ class Trainer(Replicas):
 
     @collective
     def momentum(self, rank: int = 0) -> Arrays:
-        """SGD's momentum or Adam's first moment by name, copies; empty without momentum. Collective."""
+        """Copies of SGD's momentum or Adam's first moment by name; empty without momentum. Collective."""
         with self.agreed():
             local = self._local(rank)
         exchange = self.core.exchange
@@ -575,8 +576,8 @@ class Trainer(Replicas):
     def optimizer_state(self, rank: int = 0) -> dict[str, Any]:
         """{"step": updates done, "momentum": arrays by name, "second_moment": likewise, Adam's}. Collective.
 
-        A moment that the optimiser does not have is empty. What the strategy or the compression keeps of each
-        parameter ("residue", "outer", "outer_momentum", copies of partners) is there by its name, too.
+        Moments that the optimiser lacks are empty. Per-parameter state of the strategy or the compression ("residue",
+        "outer", "outer_momentum", copies of partners) is there by its name, too.
         """
         with self.agreed():
             local = self._local(rank)
@@ -594,7 +595,7 @@ class Trainer(Replicas):
 
     @collective
     def load_weights(self, weights: Any) -> None:
-        """Give every rank, and a centre, these weights: what Model.load_weights reads. Collective.
+        """Give every rank, and a centre, these weights, in any form that Model.load_weights reads. Collective.
 
         Momentum, step, learning rate and the state that layers carry stay. Residues of compression and copies of
         partners begin at zero, scalars of push-sum at 1, and outer weights are these.
@@ -621,8 +622,8 @@ class Trainer(Replicas):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the consensus weights to `path` (safetensors) and all ranks' state to `path`.state/. Collective.
 
-        The folder of `path` must be there. Whenever it is interrupted, `path` and its state are those of one complete
-        save. CheckpointError: not written.
+        The folder of `path` must exist. Even if interrupted, `path` and its state are those of one complete save.
+        CheckpointError: not written.
         """
         with self.agreed() as one:
             one.facts = {"path": outputs.check_path("path", path), "step": self.step}
@@ -646,23 +647,23 @@ class Trainer(Replicas):
     ) -> Trainer:
         """The trainer of a checkpoint: network, loss, optimiser, strategy, compression, every rank's state. Collective.
 
-        The network is that of the checkpoint, also where units have left it.
+        The network is the checkpoint's, also if units have left it.
 
-        fit(resume=path) goes on where it was saved; without resume= it begins an epoch, also where a checkpoint is of
-        the middle of one, with a warning.
+        fit(resume=path) continues at the step of the save. Without resume= fit begins an epoch; if the checkpoint was
+        saved within an epoch, a warning says so.
         On another number of ranks it begins as fit(resume=) does. comm None makes the virtual cluster of a checkpoint
         that was saved by one.
-        threads, backend, device, precision: those of this run, whatever saved it; device None as of Trainer. graphs,
-        timeout and trace have their defaults, and so have straggler and network where the ranks are MPI's.
-        conv_algorithm, dtype: None: those of the checkpoint. With dtype="float32" a run in bfloat16 goes on where there
-        is none.
-        tune: where it was False on a GPU it stays so; else it is as of Trainer, and without effect where the checkpoint
-        says which algorithms.
-        A strategy with collectives="mpi" gets its own ones where the ranks are not MPI's.
-        metrics: None: those of the checkpoint that have names of gossipgrad.metrics; functions are not in it.
-        apoptosis: None: as in the checkpoint; where its probe was samples of one's own, which are not in it, as many of
-        the training set are the probe.
-        CheckpointError: not a checkpoint, damaged, or of the middle of an epoch on another number of ranks.
+        threads, backend, device, precision: those of this run, not the checkpoint's; device None as of Trainer. graphs,
+        timeout and trace have their defaults, and so have straggler and network if the ranks are MPI's.
+        conv_algorithm, dtype: None: those of the checkpoint. With dtype="float32" a run in bfloat16 continues on
+        machines without bfloat16.
+        tune: if it was False on a GPU it stays so. Otherwise it is as of Trainer, and without effect if the checkpoint
+        names the algorithms.
+        A strategy with collectives="mpi" gets its own collectives if the ranks are not MPI's.
+        metrics: None: those of the checkpoint that have names of gossipgrad.metrics; it holds no functions.
+        apoptosis: None: as in the checkpoint. A probe of the user's own samples is not in the checkpoint; the same
+        number of the training set's samples replaces it.
+        CheckpointError: not a checkpoint, damaged, or saved within an epoch on another number of ranks.
         """
         try:
             _, description = checkpoint_files.read(path)
@@ -698,10 +699,10 @@ class Trainer(Replicas):
 
     @collective
     def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write what the ranks did and when (trace= of the constructor) for chrome://tracing or Perfetto. Collective.
+        """Write a timeline of all ranks (trace= of the constructor) for chrome://tracing or Perfetto. Collective.
 
-        See gossipgrad.state.trace for what it shows. A rank with more spans than trace= stores the newest; a warning
-        says so, and the file ("spans_lost", by rank).
+        gossipgrad.state.trace describes the file. A rank with more spans than trace= keeps the newest. A warning then
+        says so, and "spans_lost" of the file counts them by rank.
         """
         with self.agreed() as one:
             one.facts = {"path": outputs.check_path("path", path)}

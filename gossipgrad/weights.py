@@ -1,4 +1,4 @@
-"""Weights from outside: files and dictionaries of others, and which of them fit a network."""
+"""Foreign weights: files and dictionaries, and their match with a network."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from gossipgrad.state import safetensors, torch_file
 
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 SHOWN = 20  # names that a message lists
-_COUNTERS = ".num_batches_tracked"  # of PyTorch's BatchNorm: how many batches; no momentum here needs it
+_COUNTERS = ".num_batches_tracked"  # of PyTorch's BatchNorm: count of batches; no momentum here needs it
 
 
 class Misfit(NamedTuple):
-    """What of given weights and a network do not fit each other: names, and for `shapes` (given, wanted) by name."""
+    """Misfits between given weights and a network: names, and for `shapes` (given, wanted) by name."""
 
     missing: tuple[str, ...]
     extra: tuple[str, ...]
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
 
     def __bool__(self) -> bool:
-        """Is there anything?"""
+        """True if there is any."""
         return bool(self.missing or self.extra or self.shapes)
 
     def __str__(self) -> str:
-        """In one line, the first SHOWN of each kind."""
+        """One line, with the first SHOWN of each kind."""
         parts = [f"it has no {listed(self.missing)}"] if self.missing else []
         parts += [f"it has {listed(self.extra)}, which the network lacks"] if self.extra else []
         shapes = list(self.shapes.items())
@@ -39,10 +39,10 @@ class Misfit(NamedTuple):
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a file of weights holds, as NumPy arrays by name: .safetensors, or .pt and .pth of torch.save.
+    """The content of a file of weights, as NumPy arrays by name: .safetensors, or .pt and .pth of torch.save.
 
-    Nothing in a file is run, and PyTorch is not needed. A file that holds more than weights, as
-    {"model": ..., "optimizer": ..., "step": 7}, gives dictionaries in each other. bfloat16 and float8 become float32.
+    Code in a file is never run, and PyTorch is not needed. A file that holds more than weights, as
+    {"model": ..., "optimizer": ..., "step": 7}, gives nested dictionaries. bfloat16 and float8 become float32.
     CheckpointError: missing, damaged, another format, or with other things in it than data.
     """
     name = os.fspath(path)
@@ -60,7 +60,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _array(value: Any, what: str) -> NDArray[Any]:
-    """A tensor of PyTorch, or whatever NumPy makes an array of."""
+    """A tensor of PyTorch, or any value that NumPy can make an array of."""
     if not hasattr(value, "detach"):
         return plain_array(what, value)
     value = value.detach().cpu()
@@ -89,7 +89,7 @@ def _alone(content: Mapping[str, Any], what: str) -> Mapping[str, Any]:
 
 
 def _plain(content: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the prefixes that wrappers add, and without counters that the network does not have."""
+    """The weights without prefixes of wrappers, and without counters that the network lacks."""
     found = {str(name): value for name, value in content.items()}
     for _ in range(4):  # a wrapper in a wrapper
         for prefix in _WRAPPERS:
@@ -103,7 +103,7 @@ def _plain(content: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, A
 def fit(
     weights: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], what: str
 ) -> tuple[dict[str, NDArray[np.float32]], Misfit]:
-    """(copies of those that fit, as float32 in the order of `shapes`; what does not fit).
+    """(copies of those that fit, as float32 in the order of `shapes`; the misfits).
 
     TypeError: no dictionary, or elements that are no numbers.
     """
@@ -131,7 +131,7 @@ def fit(
 
 
 def opened(weights: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[Mapping[str, Any], str]:
-    """(the weights, what messages call them): arrays by name as they are, or what a file holds."""
+    """(the weights, their name in messages): arrays by name as they are, or a file's content."""
     if isinstance(weights, (str, os.PathLike)):
         return read(weights), os.fspath(weights)
     return weights, "weights"

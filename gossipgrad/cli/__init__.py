@@ -1,4 +1,4 @@
-"""The command line: an option is the keyword of the constructor that it feeds."""
+"""The command line: each option is a keyword of a constructor."""
 
 from gossipgrad.cli.commands import main, parser
 from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, UsageError

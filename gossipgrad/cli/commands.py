@@ -22,7 +22,7 @@ from gossipgrad.state import checkpoint_files
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: what a launcher sends to end a rank."""
+    """SIGTERM, a launcher's signal to end a rank."""
 
 
 _FIRST = """\
@@ -42,7 +42,7 @@ _COMMANDS: dict[str, tuple[Callable[[Parser], None], Callable[[argparse.Namespac
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all sub-commands but run, whose words belong to the launcher."""
+    """The parser of all sub-commands except run, whose words belong to the launcher."""
     how = {"prog": "gossipgrad", "usage": "%(prog)s COMMAND [options]"}
     top = Parser(**how, description="Data-parallel training that communicates by gossip.", epilog=_FIRST)
     top.add_argument("--version", action="version", version=f"gossipgrad {environment.VERSION}", help="print it")
@@ -73,12 +73,12 @@ def _say(text: str) -> Callable[[str], None]:
 
 
 def _quietly(text: str) -> Callable[[str], None]:
-    """_say, where no `gossipgrad run` says it when all ranks have ended."""
+    """_say, unless a `gossipgrad run` prints it after the end of all ranks."""
     return (lambda who: None) if os.environ.get(supervisor.VARIABLE) else _say(text)
 
 
 def _check(words: list[str], here: bool) -> None:
-    """LaunchError: words of a sub-command that it does not take, and where ranks are `here` files that it cannot write.
+    """LaunchError: invalid words of a sub-command, or, if ranks are `here`, unwritable files.
 
     --help prints the help and ends this process.
     """
@@ -91,12 +91,12 @@ def _check(words: list[str], here: bool) -> None:
 
 
 def _to_nobody() -> None:
-    """Standard output cannot be written: Python, which flushes it at the end, is given another one."""
+    """Replace an unwritable standard output, which Python flushes at the end."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _is_of_output(error: Exception) -> bool:
-    """Was it standard output that could not be written? Who writes a file names it."""
+    """True if standard output could not be written; errors of other files name them."""
     failed = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
     return isinstance(error, OSError) and error.filename is None and error.errno in failed
 
@@ -110,7 +110,7 @@ def _text(error: Exception) -> str:
 
 
 def _run(words: list[str]) -> int:
-    """gossipgrad run; what it prints itself may have no reader, or no room."""
+    """gossipgrad run; its own output may have no reader, or no room."""
     try:
         return start.main(words, _check, checkpoint_files.last_checkpoint)
     except BrokenPipeError:
@@ -132,7 +132,7 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["run"]:
         return _run(argv[1:])
     signal.signal(signal.SIGTERM, _terminate)
-    checkpoint: str | None = None  # what is named when a signal ends the command
+    checkpoint: str | None = None  # named when a signal ends the command
     try:
         interrupts.end_import()
         arguments = parser().parse_args(argv)
@@ -152,7 +152,7 @@ def main(argv: list[str]) -> int:
         failure.end_all_ranks(lambda who: None, code)
     except SavedOnSignal:
         code = SAVED
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the scheduler's, which comes once more
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the scheduler sends it once more
         last = checkpoint_files.last_checkpoint(checkpoint)
         failure.end_all_ranks(_quietly(f"stopped by a signal, to be resumed (exit code {SAVED}){last}"), code)
     except _Terminated:
@@ -168,7 +168,7 @@ def main(argv: list[str]) -> int:
         failure.end_all_ranks(_quietly(f"interrupted{checkpoint_files.last_checkpoint(checkpoint)}"), code)
     except Exception as error:
         code = FAILURE
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has said it, the launcher ends this one
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another rank has printed it, and the launcher ends this one
         if _is_of_output(error):
             _to_nobody()
         failure.end_all_ranks(_say(f"error: {_text(error)}"), code, error)

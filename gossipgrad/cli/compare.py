@@ -120,7 +120,7 @@ def add_options(parser: Parser) -> None:
 
 
 def plan_of(arguments: argparse.Namespace) -> compare.Comparison:
-    """What the options ask for; UsageError: values that cannot be."""
+    """The comparison of the options; UsageError: invalid values."""
 
     def plan() -> compare.Comparison:
         straggler, network = circumstances(arguments)
@@ -157,7 +157,7 @@ def side_by_side(arguments: argparse.Namespace) -> int:
         raise UsageError("compare: not under mpiexec; it has virtual ranks")
     check_limits(arguments, {"epochs": (1, 2**31 - 1), "jobs": (1, HIGHEST)})
     comparison = plan_of(arguments)
-    size = len(load_data(arguments)[1])  # before many look for it at a time
+    size = len(load_data(arguments)[1])  # before many processes look for it at a time
     if arguments.epochs is not None:
         comparison = replace(comparison, samples=arguments.epochs * size)
     checked(lambda: comparison.check(size))
@@ -181,7 +181,7 @@ def side_by_side(arguments: argparse.Namespace) -> int:
 
 
 def _dated_folder() -> str:
-    """Makes a folder with the date as its name, "-2" and so on behind it where there is one."""
+    """Make a folder named by the date, with "-2" and so on if it exists."""
     day = time.strftime("compare-%Y-%m-%d")
     for number in itertools.count(1):
         name = day if number == 1 else f"{day}-{number}"
@@ -192,7 +192,7 @@ def _dated_folder() -> str:
 
 
 def _check_unused(arguments: argparse.Namespace) -> None:
-    """UsageError: the folder has files of another comparison, whose pictures would lie beside this one's."""
+    """UsageError: the folder has files of another comparison, which would mix with this one's."""
     found = compare.files_in(arguments.report_dir)
     if found and not arguments.resume:
         interrupted = compare.FINISHED in found
@@ -209,7 +209,7 @@ def _compared(comparison: compare.Comparison, arguments: argparse.Namespace) -> 
     finished = os.path.join(arguments.report_dir, compare.FINISHED)
     say(f"files: {arguments.report_dir}")
     results = compare.run(comparison, finished, arguments.jobs, say, speaks)
-    compare.remove_files(arguments.report_dir)  # of the same command, before it was resumed
+    compare.remove_files(arguments.report_dir)  # of this command before its resume
     rows = compare.write(comparison, results, arguments.report_dir)
     say(f"\n{compare.table(rows, compare.target_of(comparison, results))}\nfiles: {arguments.report_dir}")
     if compare.complete(results):

@@ -36,7 +36,7 @@ from gossipgrad.trainer import Trainer
 from gossipgrad.training.checkpoint import Saved
 from gossipgrad.training.progress import measured
 
-# What counts where neither an option nor a checkpoint says it.
+# Defaults without an option and a checkpoint's value.
 _USUAL: Record = {"batch_size": 256, "seed": 0, "dtype": "float32", "conv_algorithm": "auto", "metrics": ()}
 
 _DESCRIPTION = """\
@@ -79,7 +79,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     limits = {"batch_size": (1, HIGHEST), "threads": (1, 4096), "seed": (0, 2**64 - 1)}
     check_limits(arguments, limits)
     arguments.quiet = arguments.json
-    arguments.guess = None  # what is said of a set that was not named
+    arguments.guess = None  # a message about a set that was not named
     try:
         net, test, settings, description = _saved(arguments)
     except CheckpointError as error:
@@ -109,7 +109,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
             result["replicas"] = []
             for rank in range(description["ranks"]):
                 own = checkpoint_files.read_rank(arguments.checkpoint, description, rank)["weight"]
-                trainer.core.exchange.load_arena("weight", net.check_weights(own))  # of a run that diverged as well
+                trainer.core.exchange.load_arena("weight", net.check_weights(own))  # also of a diverged run
                 result["replicas"].append(trainer.evaluate(test, batch_size=arguments.batch_size))
         if trainer.rank == 0:
             print(json_text(result) if arguments.json else _text(result, description, trainer), flush=True)
@@ -117,9 +117,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _saved(arguments: argparse.Namespace) -> tuple[Model, Dataset, Record, Record]:
-    """(the network with its weights, what to evaluate on, settings, the checkpoint's description or {}).
+    """(the network with its weights, the set to evaluate, settings, the checkpoint's description or {}).
 
-    Options that were not given become the settings'.
+    Missing options become the settings'.
     """
     try:
         weights, description = checkpoint_files.read(arguments.checkpoint)
@@ -153,7 +153,7 @@ def _saved(arguments: argparse.Namespace) -> tuple[Model, Dataset, Record, Recor
 
 
 def _of_weights(arguments: argparse.Namespace) -> tuple[Model, Dataset, Record, Record]:
-    """The same of a file of weights alone, whose network --model says."""
+    """As _saved, for a file of weights alone, whose network --model names."""
     if arguments.replicas:
         raise UsageError(f"--replicas: {arguments.checkpoint} has weights alone, and not those of each rank")
     entry = models.by_name(arguments.model)
@@ -165,7 +165,7 @@ def _of_weights(arguments: argparse.Namespace) -> tuple[Model, Dataset, Record, 
 
 
 def _complete(arguments: argparse.Namespace, settings: Record) -> None:
-    """Options that were not given become those of the settings."""
+    """Take missing options from the settings."""
     known = settings | {"metrics": named(settings.get("metrics", ()))}
     for key, usual in _USUAL.items():
         if getattr(arguments, key) is None:
@@ -175,7 +175,7 @@ def _complete(arguments: argparse.Namespace, settings: Record) -> None:
 def _dataset(arguments: argparse.Namespace, net: Model, settings: Record) -> str:
     """The set's name: as given, else the checkpoint's; for --data of a set without a name the network's own.
 
-    That has to have the options of data sets that were given: --label, say, is of tables.
+    The set must have the given options of data sets: --label, for example, is of tables.
     """
     name = arguments.dataset or settings.get("dataset", "nothing")
     if name in DATASETS:
@@ -189,9 +189,9 @@ def _dataset(arguments: argparse.Namespace, net: Model, settings: Record) -> str
 
 
 def _check_classes(test: Dataset, trainer: Trainer, trained: list[str] | None) -> None:
-    """Warn where a set has other classes, or characters, than the network: each set numbers its own from 0 on.
+    """Warn if a set has other classes, or characters, than the network: each set numbers its own from 0 on.
 
-    trained: the names of those that it was trained for, where the checkpoint has them.
+    trained: the names of the network's classes, if the checkpoint has them.
     """
     known, head = test.class_names, trainer.heads[0]
     if trainer.rank != 0 or known is None:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their texts become values."""
+"""Options of several commands, and the conversion of their texts to values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def path(text: str) -> str:
 
 
 def reader(make: Callable[[str], Any], allowed: str) -> Callable[[str], Any]:
-    """The type of an option: what `make` gives for its text; `allowed` is for the error."""
+    """The type of an option: the result of `make` for its text; `allowed` is for the error."""
 
     def read(text: str) -> Any:
         try:
@@ -65,7 +65,7 @@ def count(low: int, high: int) -> Callable[[str], int]:
 
 
 def checked(make: Callable[[], _T]) -> _T:
-    """What an option is turned into; a value it cannot have is a usage error."""
+    """The value of an option; an invalid one is a usage error."""
     try:
         return make()
     except (TypeError, ValueError) as error:
@@ -73,7 +73,7 @@ def checked(make: Callable[[], _T]) -> _T:
 
 
 def given(arguments: argparse.Namespace, keys: tuple[str, ...]) -> dict[str, Any]:
-    """The values of these options, those that were given."""
+    """The values of these options, if given."""
     return {key: getattr(arguments, key) for key in keys if getattr(arguments, key, None) is not None}
 
 
@@ -95,7 +95,7 @@ def check_limits(arguments: argparse.Namespace, limits: Mapping[str, tuple[int, 
 
 
 def _kind(word: Keyword) -> dict[str, Any]:
-    """How argparse reads a keyword's value."""
+    """Arguments of argparse for a keyword's value."""
     if word.read is not None:
         read = word.read
 
@@ -131,7 +131,7 @@ def _kind(word: Keyword) -> dict[str, Any]:
 
 
 def _owners(word: Keyword, makers: Mapping[str, type]) -> str:
-    """Which of them have this keyword, in few words; "": all."""
+    """The owners of this keyword, in few words; "": all."""
     missing = [name for name in makers if name not in word.defaults]
     if not missing:
         return ""
@@ -172,32 +172,32 @@ def strategy_keys() -> tuple[str, ...]:
     return tuple(keywords(strategies.BY_NAME))
 
 
-# ---- groups of options, and what they make
+# ---- groups of options, and their objects
 
 
 def add_strategy(group: argparse._ActionsContainer, without: tuple[str, ...] = ()) -> None:
-    """--strategy, None where it is not given, and the keywords of all strategies."""
+    """--strategy, None if not given, and the keywords of all strategies."""
     help_ = f"what ranks send each other, to whom and when; default: {DEFAULT_STRATEGY}"
     group.add_argument("--strategy", choices=strategies.BY_NAME, help=help_)
     add_keywords(group, strategies.BY_NAME, without)
 
 
 def make_strategy(arguments: argparse.Namespace, **others: Any) -> strategies.Strategy:
-    """The strategy, with these keywords in place of options; UsageError: values or keywords that it does not have."""
+    """The strategy, with these keywords in place of options; UsageError: invalid values or keywords."""
     how = {key: value for key, value in (given(arguments, strategy_keys()) | others).items() if value is not None}
     return checked(lambda: strategies.by_name(arguments.strategy or DEFAULT_STRATEGY, **how))
 
 
-_COMPRESSION = "compression_"  # what the options begin with: a schedule has a warmup, too
+_COMPRESSION = "compression_"  # prefix of the options: a schedule has a warmup, too
 
 
 def compression_keys() -> tuple[str, ...]:
-    """What the options of compression write to, --compression included."""
+    """Names of all values of compression's options, --compression included."""
     return ("compression", *(_COMPRESSION + key for key in keywords(compression.BY_NAME)))
 
 
 def add_compression(group: argparse._ActionsContainer) -> None:
-    """--compression, None where it is not given, and the keywords of compressions as --compression-KEYWORD."""
+    """--compression, None if not given, and the keywords of compressions as --compression-KEYWORD."""
     group.add_argument(
         "--compression", choices=compression.BY_NAME, help="how what ranks send is made smaller; default: it is not"
     )
@@ -205,7 +205,7 @@ def add_compression(group: argparse._ActionsContainer) -> None:
 
 
 def make_compression(arguments: argparse.Namespace, strategy: strategies.Strategy) -> compression.AdaComp | None:
-    """The compression of what this strategy sends; UsageError: values, or a strategy, that it does not go with."""
+    """The compression of this strategy's messages; UsageError: invalid values, or a strategy without compression."""
     how = {key.removeprefix(_COMPRESSION): value for key, value in given(arguments, compression_keys()[1:]).items()}
     name = arguments.compression
     if name is None:
@@ -233,7 +233,7 @@ def add_apoptosis(group: argparse._ActionsContainer) -> None:
 
 
 def make_apoptosis(arguments: argparse.Namespace) -> Apoptosis | None:
-    """What --apoptosis and its options describe; UsageError: values that cannot be."""
+    """The apoptosis of --apoptosis and its options; UsageError: invalid values."""
     keys = tuple(_APOPTOSIS + key for key in keywords({"apoptosis": Apoptosis}))
     how = {key.removeprefix(_APOPTOSIS): value for key, value in given(arguments, keys).items()}
     if arguments.apoptosis:
@@ -254,7 +254,7 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
 
 
 def _by_model(value: Callable[[models.Entry], str]) -> str:
-    """A default that the model decides, in few words."""
+    """A default that depends on the model, in few words."""
     users: dict[str, list[str]] = {}
     for name, entry in models.BY_NAME.items():
         users.setdefault(value(entry), []).append(name)
@@ -264,7 +264,7 @@ def _by_model(value: Callable[[models.Entry], str]) -> str:
 
 
 def add_optimizer(parser: argparse.ArgumentParser) -> None:
-    """--optimizer, None where it is not given, and the keywords of all optimisers but the schedule."""
+    """--optimizer, None if not given, and the keywords of all optimisers except the schedule."""
     group = parser.add_argument_group("optimiser")
     help_ = f"how gradients become updates; default: {_by_model(lambda entry: entry.optimizer.name)}"
     group.add_argument("--optimizer", choices=optim.BY_NAME, help=help_)
@@ -278,7 +278,7 @@ def add_optimizer(parser: argparse.ArgumentParser) -> None:
 
 
 def make_optimizer(arguments: argparse.Namespace) -> optim.Optimizer:
-    """The optimiser with its schedule; ValueError, TypeError: values or keywords that it does not have."""
+    """The optimiser with its schedule; ValueError, TypeError: invalid values or keywords."""
     schedule = schedules.by_name(arguments.schedule, **given(arguments, tuple(keywords(schedules.BY_NAME))))
     usual = models.by_name(arguments.model).optimizer
     name = arguments.optimizer or usual.name
@@ -294,7 +294,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data(parser: argparse.ArgumentParser, saved: bool = False) -> None:
-    """--model, --dataset, --data; saved: the first two are None where not given, for what a checkpoint says."""
+    """--model, --dataset, --data; saved: the first two are None if not given, and then a checkpoint's."""
     if saved:
         help_ = "the network, where --checkpoint has weights alone; default: the checkpoint's"
         parser.add_argument("--model", choices=models.BY_NAME, help=help_)
@@ -313,7 +313,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
 
 
 def data_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The data set's options that were given; UsageError for one, or a --data, that it does not have."""
+    """The given options of the data set; UsageError for options, or a --data, that it does not have."""
     name = dataset_of(arguments)
     if arguments.data is not None and name not in WITH_FILES:
         raise UsageError(
@@ -332,7 +332,7 @@ def data_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def has_options(arguments: argparse.Namespace, name: str) -> bool:
-    """Does this data set have all options of data sets that were given?"""
+    """True if this data set has all given options of data sets."""
     return set(given(arguments, tuple(keywords(SETS)))) <= set(sets.options_of(name))
 
 
@@ -375,7 +375,7 @@ def add_circumstances(parser: argparse.ArgumentParser, virtual: bool = True, lin
 
 
 def circumstances(arguments: argparse.Namespace) -> tuple[Straggler | None, Network | None]:
-    """What these options describe; ValueError, TypeError: values that cannot be."""
+    """The circumstances of these options; ValueError, TypeError: invalid values."""
     late = given(arguments, ("straggler_probability", "straggler_delay"))
     if len(late) == 1:
         (key, value), *_ = late.items()
@@ -402,7 +402,7 @@ def _metrics(text: str) -> tuple[str, ...]:
 
 
 def add_metrics(group: argparse._ActionsContainer, default: str = "none") -> None:
-    """--metrics; default: what it says of its default, None."""
+    """--metrics; default: help's text for its default, None."""
     names = ", ".join(metrics.NAMES)
     read = reader(_metrics, f"names with commas, of {names}")
     help_ = f"measured on samples to validate on, beside loss and accuracy: {names}; default: {default}"
@@ -410,7 +410,7 @@ def add_metrics(group: argparse._ActionsContainer, default: str = "none") -> Non
 
 
 def add_machine(parser: argparse.ArgumentParser, saved: bool = False) -> None:
-    """saved: --conv-algorithm and --dtype are None where they are not given, for what a checkpoint says."""
+    """saved: --conv-algorithm and --dtype are None if not given, and then a checkpoint's."""
     parser.add_argument("--threads", type=int, metavar="N", help="of each rank; default: OMP_NUM_THREADS, else 1")
     add_backend(parser)
     usual = "the checkpoint's" if saved else "auto"
@@ -430,6 +430,6 @@ def add_machine(parser: argparse.ArgumentParser, saved: bool = False) -> None:
 
 
 def machine_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The trainer's keywords for what add_machine has added."""
+    """The trainer's keywords for the options of add_machine."""
     names = ("threads", "backend", "conv_algorithm", "tune", "dtype", "device", "precision")
     return {name: getattr(arguments, name) for name in names}

@@ -10,21 +10,21 @@ from typing import Any, NoReturn
 
 from gossipgrad.errors import did_you_mean
 
-_NAMES = 40  # columns of a list of choices; a longer one stands in the text
+_NAMES = 40  # max columns of a list of choices; a longer one is in the text
 
 
 class UsageError(Exception):
-    """Options that cannot be; exit code 2."""
+    """Invalid options; exit code 2."""
 
 
 def _choices(action: argparse.Action) -> str:
-    """The names that are too many to stand beside the option; "" if they are few."""
+    """The names that are too many for the option's line; "" if they are few."""
     names = "" if action.choices is None or action.metavar else ", ".join(map(str, action.choices))
     return names if len(names) > _NAMES else ""
 
 
 class _Help(argparse.HelpFormatter):
-    """Every option says its default, whether its help text does or not; `short`: texts stand as they are."""
+    """Every option shows its default, whether its help text does or not; `short`: texts are unchanged."""
 
     def __init__(self, prog: str, column: int = 32, short: bool = False) -> None:
         super().__init__(prog, max_help_position=column)
@@ -70,7 +70,7 @@ class _HelpAll(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in one line, and through the same door as all others."""
+    """Errors in one line, raised like all others."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **how})

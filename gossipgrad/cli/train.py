@@ -57,7 +57,7 @@ from gossipgrad.training.batches import batch_for, check_batch
 from gossipgrad.training.progress import simulated
 
 TRACE_SPANS = 200_000  # stored by each rank
-SILENCE = 1.0  # seconds before training is described that need no word
+SILENCE = 1.0  # seconds of preparation without a message
 _OUTPUTS = ("report", "trace", "checkpoint", "log_csv", "log_jsonl")
 
 _DESCRIPTION = """\
@@ -110,7 +110,7 @@ def add_options(parser: Parser) -> None:
     )
     add_optimizer(parser)
     parser.add_argument("--shuffle", action=argparse.BooleanOptionalAction, help="another order in each epoch")
-    parser.set_defaults(shuffle=True)  # later, because Python 3.10 would add it to the help in words of its own
+    parser.set_defaults(shuffle=True)  # later, because Python 3.10 would add its own words to the help
     help_ = "leave a last batch out that is not full, on all ranks"
     parser.add_argument("--drop-last", action="store_true", help=help_)
     parser.add_argument(
@@ -201,7 +201,7 @@ def _loss(arguments: argparse.Namespace, name: Loss) -> Loss | CrossEntropy:
 
 
 def _keywords(arguments: argparse.Namespace, owner: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    """The keywords of a callback that were given, as --OWNER-KEYWORD; UsageError for one without --OWNER."""
+    """The given keywords of a callback, as --OWNER-KEYWORD; UsageError for one without --OWNER."""
     found = given(arguments, tuple(f"{owner}_{key}" for key in keys))
     for key, value in found.items():
         if getattr(arguments, owner) is None:
@@ -230,10 +230,10 @@ def _callbacks(arguments: argparse.Namespace) -> list[Callback]:
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
-    """A path that cannot be written, or that another output goes to, is an error before training."""
+    """UsageError before training for a path that cannot be written, or that another output has."""
     if arguments.save_on_signal and not arguments.checkpoint:
         raise UsageError("--save-on-signal: goes with --checkpoint")
-    if failure.launched_rank() != 0:  # which alone writes most of them
+    if failure.launched_rank() != 0:  # rank 0 alone writes most of them
         return
     wanted = [
         outputs.Output(option_of(key), path, checkpoint=key == "checkpoint")
@@ -254,11 +254,11 @@ def _load_weights(net: Model, path: str) -> None:
 
 @contextlib.contextmanager
 def _preparing(arguments: argparse.Namespace) -> Iterator[Callable[[], None]]:
-    """Rank 0 says what it does, unless what it gives is called soon."""
+    """On rank 0 print the current work, unless the yielded function is called soon."""
 
     def say() -> None:
         begin = "\r\x1b[K" if on_terminal(sys.stdout) else ""  # a bar may be drawn
-        with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+        with contextlib.suppress(OSError, ValueError):  # no reader any more
             print(f"{begin}preparing to train {arguments.model} ...", flush=True)
 
     soon = threading.Timer(SILENCE, say)
@@ -368,7 +368,7 @@ def _train(arguments: argparse.Namespace, described: Callable[[], None]) -> int:
 
 
 class _Headline(Callback):
-    """Says what will be trained when nothing stands in its way any more: fit has checked all it was given."""
+    """Prints the training's description as soon as fit has checked all arguments."""
 
     def __init__(self, described: Callable[[], None]) -> None:
         self._described = described

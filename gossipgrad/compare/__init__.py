@@ -1,7 +1,7 @@
 """Strategies side by side: the same samples for each, on p virtual ranks for several p, as a table, data and plots.
 
-Every configuration (a strategy, a p) trains in a process of its own, several at a time. Two things are reported: what a
-strategy does with the samples (loss against samples) and what that costs (loss against virtual time).
+Every configuration (a strategy, a p) trains in a process of its own, several at a time. Two results are reported: the
+learning (loss against samples) and its cost (loss against virtual time).
 """
 
 from gossipgrad.compare.plan import LINKS, LR_SCALINGS, Comparison, Entry, entries

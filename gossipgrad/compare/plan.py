@@ -1,4 +1,4 @@
-"""What is compared: strategies with their options, numbers of ranks, and what all configurations have in common."""
+"""The plan of a comparison: strategies with their options, numbers of ranks, and the settings of all configurations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Entry:
-    """A strategy with its options, as `label` says, and learning rates to try; none: the comparison's.
+    """A strategy with its options, as named in `label`, and learning rates to try; none: the comparison's.
 
-    compression: of what the strategy sends; None: it travels as it is. apoptosis: None: the network stays as it is.
+    compression: of the strategy's messages; None: none. apoptosis: None: the network stays as it is.
     """
 
     label: str
@@ -59,7 +59,7 @@ def _value(text: str) -> Any:
 
 
 def _compression(options: Record) -> AdaComp | None:
-    """What an entry's options say of it; they are removed."""
+    """The compression of an entry's options, which are removed."""
     name = options.pop("compression", None)
     own = {key: options.pop(key) for key in list(options) if key.startswith("compression_")}
     if name is None:
@@ -70,7 +70,7 @@ def _compression(options: Record) -> AdaComp | None:
 
 
 def _apoptosis(options: Record) -> Apoptosis | None:
-    """What an entry's options say of it; they are removed."""
+    """The apoptosis of an entry's options, which are removed."""
     wanted = flag("apoptosis", options.pop("apoptosis", False))
     own = {key: options.pop(key) for key in list(options) if key.startswith("apoptosis_")}
     for key in own if not wanted else ():
@@ -79,7 +79,7 @@ def _apoptosis(options: Record) -> Apoptosis | None:
 
 
 def _read(options: Record, prefix: str, makers: Mapping[str, type]) -> Record:
-    """The keywords of these classes, of options with a prefix, with what their own readers make of the texts."""
+    """The keywords of these classes, from options with a prefix, by their own readers of texts."""
     known = keywords(makers)
     made: Record = {}
     for key, value in options.items():
@@ -104,7 +104,7 @@ def entries(text: str) -> list[Entry]:
     An option is the keyword of the strategy's constructor, or lr: a learning rate of its own, or several to try,
     "parameter-server:lr=0.001/0.003"; or compression, and its keywords as on the command line,
     "allreduce:compression=adacomp:compression-bin-size=conv=50/linear=500"; or apoptosis=true, and its keywords
-    likewise, "allreduce:apoptosis=true:apoptosis-layers=fc*/conv2". ValueError names what there is.
+    likewise, "allreduce:apoptosis=true:apoptosis-layers=fc*/conv2". ValueError lists the allowed ones.
     """
     found = []
     for words in strategies.BY_NAME if text == "all" else text.split(","):
@@ -134,21 +134,21 @@ def entries(text: str) -> list[Entry]:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What is compared, and what all configurations have in common.
+    """A comparison: its strategies, and the settings of all configurations.
 
     dataset, folder, data_options  the set: gossipgrad.data.load(dataset, folder, **data_options).
-    samples       that each configuration trains on, over all its ranks. The set is gone through again and again, in
-                  another order each time.
-    points        how often it is validated on the way. The ranks come to rest there, as at the end of an epoch.
+    samples       count that each configuration trains on, over all its ranks. The set is repeated, in another order
+                  each time.
+    points        number of validations on the way. The ranks come to rest there, as at the end of an epoch.
     global_batch  samples of all ranks in a step, so a rank has global_batch / p, rounded: every p does the same number
                   of steps, and synchronous strategies the same mathematics. Or
     batch_size    samples of each rank in a step: the steps get fewer as p grows.
     lr_scaling    the learning rate of p ranks: "none" lr, "sqrt" lr * sqrt(p), "linear" lr * p (Goyal et al. 2017).
                   "none" goes with global_batch, the others with batch_size.
-    lr_limit      no learning rate is above; None: no limit.
+    lr_limit      max learning rate; None: no limit.
     lr_grid       learning rates in place of the optimiser's: each configuration is trained with each, and the one of
-                  the lowest final validation loss is reported. "auto": the optimiser's rate and a third of it, where
-                  ranks add their updates up (Strategy.rate_share) divided by their number. An entry's own rates come
+                  the lowest final validation loss is reported. "auto": the optimiser's rate and a third of it; if ranks
+                  add their updates up (Strategy.rate_share) divided by their number. An entry's own rates come
                   before these.
     target        a validation loss: the virtual time to reach it is reported. None: 1.5 times the lowest final one.
     network       of the virtual cluster; None: messages take no time. The default is 10 Gbit/s with 50 microseconds.
@@ -236,7 +236,8 @@ class Comparison:
                 )
 
     def parts(self, size: int) -> tuple[int, int]:
-        """How many parts of how many samples, of a set of this size, make the samples: as many as points, or more."""
+        """(number of parts, samples of each) of a set of this size, to make up the samples: as many as points, or
+        more."""
         count = max(self.points, math.ceil(self.samples / size))
         return count, self.samples // count
 

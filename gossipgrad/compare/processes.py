@@ -28,7 +28,7 @@ from gossipgrad.launch.terminal import Bar
 from gossipgrad.state import files
 from gossipgrad.trainer import Trainer
 
-# Of a point: after so many samples of all ranks; sums since the start.
+# Fields of a point: the samples of all ranks so far; sums since the start.
 SUMS = (
     "samples",
     "virtual_seconds",
@@ -107,7 +107,7 @@ def train(comparison: Comparison, entry: Entry, p: int) -> Record:
 
 
 def worker() -> None:
-    """Reads a comparison, an entry, a number of ranks and a path from stdin, and writes what train gives there."""
+    """Read a comparison, an entry, a number of ranks and a path from stdin, and write the result of train there."""
     comparison, entry, p, path = pickle.load(sys.stdin.buffer)
     try:
         result = train(comparison, entry, p)
@@ -117,8 +117,8 @@ def worker() -> None:
 
 
 def worker_command() -> list[str]:
-    """Starts worker() with the modules of this process."""
-    # By itself "-c" imports gossipgrad.py, numpy.py and the like from the folder that is the current one.
+    """A command that starts worker() with the modules of this process."""
+    # By itself "-c" imports gossipgrad.py, numpy.py and the like from the current folder.
     return [
         sys.executable,
         "-c",
@@ -127,7 +127,7 @@ def worker_command() -> list[str]:
 
 
 class Process:
-    """One configuration under way."""
+    """One running configuration."""
 
     def __init__(self, comparison: Comparison, entry: Entry, p: int, path: str) -> None:
         self.entry, self.p, self.path = entry, p, path
@@ -144,7 +144,7 @@ class Process:
             pipe.write(pickle.dumps((comparison, entry, p, path)))
 
     def result(self) -> Record:
-        """After its end."""
+        """The result, after its end."""
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         self.errors.close()
@@ -156,7 +156,7 @@ class Process:
         return {"strategy": self.entry.label, "ranks": self.p, "lr": self.lr, "points": [], "failure": why}
 
     def end(self) -> None:
-        """Before its end."""
+        """End it early."""
         self.process.kill()
         self.process.wait()
         self.errors.close()
@@ -166,7 +166,7 @@ class Process:
 
 
 def _name(comparison: Comparison, entry: Entry, p: int) -> str:
-    """Of the file with a configuration's result: the same for the same settings."""
+    """Name of the file with a configuration's result: equal for equal settings."""
     settings = comparison.settings()
     common = {key: settings[key] for key in settings if key not in ("strategies", "ranks", "lr_grid", "target")}
     own = {"label": entry.label, **entry.settings(), "rate": comparison.rate(entry, p), "p": p}
@@ -175,12 +175,12 @@ def _name(comparison: Comparison, entry: Entry, p: int) -> str:
 
 
 def _numbers(record: Any, keys: Iterable[str]) -> bool:
-    """Does a record have these keys, each with a number?"""
+    """True if a record has these keys, each with a number."""
     return isinstance(record, dict) and all(type(record.get(key)) in (int, float) for key in keys)
 
 
 def _is_result(result: Any) -> bool:
-    """Is it in the form that train gives?"""
+    """True for a result of train."""
     if not _numbers(result, ("ranks", "batch_size", "lr", "seconds")) or not isinstance(result.get("points"), list):
         return False
     needed = [key for key in POINT if key != "accuracy"]
@@ -194,7 +194,7 @@ def _is_result(result: Any) -> bool:
 
 
 def _finished(path: str) -> Record | None:
-    """The result in this file; None where there is none, and, with a warning, where it is damaged."""
+    """The result in this file; None if missing, and, with a warning, if damaged."""
     try:
         result: Record = json.loads(files.content(path))
         if not _is_result(result):
@@ -214,14 +214,15 @@ def run(
     said: Callable[[str], None] = lambda line: None,
     shown: bool = False,
 ) -> list[Record]:
-    """Train every configuration, `jobs` at a time (None: as many as the cores it may use), those of most ranks first.
+    """Train every configuration, `jobs` at a time (None: as many as the usable cores), those of most ranks first.
 
     One result a configuration, in the order of entries and ranks: strategy, ranks, and batch_size, lr, seconds, points
-    and report, or failure, the reason why there is no more ("diverged ...": with the points before that); with several
-    learning rates also `tried`, the final loss and the failure of each, None where there is none. A failing one does
-    not end the others. `said` gets a line for each that has ended; shown: a progress bar with the time left. What has
-    been trained, or has diverged, is stored in `folder`, which is made, for a run that is interrupted: what is there
-    of the same settings is not trained again. What has failed otherwise is not there.
+    and report; or failure, the reason ("diverged ...": with the points before that). With several learning rates also
+    `tried`, the final loss and the failure of each, None if missing. A failing one does not end the others. `said` gets
+    a line at the end of each; shown: a progress bar with the time left.
+
+    Trained and diverged configurations are stored in `folder`, which is created. After an interrupt a configuration
+    with a stored result of equal settings is not trained again. Other failures are not stored.
     """
     jobs = environment.usable_cpus() if jobs is None else integer("jobs", jobs, 1)
     by_size = sorted(comparison.ranks, reverse=True)
@@ -262,12 +263,12 @@ def run(
 
 
 def final_loss(result: Mapping[str, Any]) -> float | None:
-    """None where it failed."""
+    """The final loss; None if it failed."""
     return result["points"][-1]["loss"] if result["points"] and not result.get("failure") else None
 
 
 def _best(results: Sequence[Record]) -> Record:
-    """The one of the lowest final loss; a failing one if all failed."""
+    """The result of the lowest final loss; a failing one if all failed."""
     if len(results) == 1:
         return results[0]
     tried = [{"lr": one["lr"], "loss": final_loss(one), "failure": one.get("failure")} for one in results]
@@ -276,7 +277,7 @@ def _best(results: Sequence[Record]) -> Record:
 
 
 def complete(results: Iterable[Mapping[str, Any]]) -> bool:
-    """Has every configuration been trained with every learning rate, to its end or until it diverged?"""
+    """True if every configuration was trained with every learning rate, to its end or until it diverged."""
     tried = [one for result in results for one in result.get("tried", [result])]
     return all((one.get("failure") or "diverged").startswith("diverged") for one in tried)
 

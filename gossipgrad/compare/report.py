@@ -1,4 +1,4 @@
-"""What comes out of a comparison: the table, data for other programs, pictures."""
+"""The results of a comparison: the table, data for other programs, pictures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def time_to(points: Iterable[Mapping[str, Any]], target: float) -> float | None:
 
 
 def target_of(comparison: Comparison, results: Iterable[Mapping[str, Any]]) -> float | None:
-    """The loss whose time is reported; None where nothing has been trained."""
+    """The loss whose time is reported; None if nothing was trained."""
     if comparison.target is not None:
         return comparison.target
     finals = [loss for loss in map(final_loss, results) if loss is not None]
@@ -105,13 +105,13 @@ def _csv(keys: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def files_in(folder: str | os.PathLike[str]) -> list[str]:
-    """Names of what comparisons have written into a folder; a `finished` without results does not count."""
+    """Names of files of comparisons in a folder; a `finished` without results does not count."""
     found = [name for pattern in _WRITTEN for name in sorted(glob.glob(pattern, root_dir=folder))]
     return [*found, FINISHED] if glob.glob(f"{FINISHED}/*", root_dir=folder) else found
 
 
 def remove_files(folder: str | os.PathLike[str]) -> None:
-    """Remove all that `write` has written into a folder."""
+    """Remove all files of `write` from a folder."""
     for name in files_in(folder):
         path = os.path.join(folder, name)
         if name == "reports":
@@ -121,12 +121,12 @@ def remove_files(folder: str | os.PathLike[str]) -> None:
 
 
 def write(comparison: Comparison, results: Sequence[Mapping[str, Any]], folder: str | os.PathLike[str]) -> list[Record]:
-    """Write all files to a folder, which is made; the rows of the table.
+    """Write all files to a folder, which is made; returns the rows of the table.
 
     compare.json  everything: settings, environment, target, and for each configuration its row and its points
-    compare.csv   the table;  points.csv  the points, each the state after so many samples, with sums since the start
+    compare.csv   the table;  points.csv  the points, each the state at a number of samples, with sums since the start
     reports/      the report (docs/report.md) of each configuration, with a record a point
-    *.png         curves-pN.png for each number of ranks, scaling.png over all; where matplotlib is installed
+    *.png         curves-pN.png for each number of ranks, scaling.png over all; if matplotlib is installed
     """
     folder = os.fspath(folder)
     os.makedirs(os.path.join(folder, "reports"), exist_ok=True)
@@ -149,7 +149,7 @@ def write(comparison: Comparison, results: Sequence[Mapping[str, Any]], folder: 
 
 
 def _file_name(label: str) -> str:
-    """Of a configuration; a long one ends in a checksum, as a file's name has 255 bytes at most."""
+    """File name of a configuration; a long one ends in a checksum, because a file's name has at most 255 bytes."""
     name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in label)
     return name if len(name) <= 200 else f"{name[:180]}-{hashlib.sha256(label.encode()).hexdigest()[:16]}"
 

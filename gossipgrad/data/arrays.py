@@ -1,4 +1,4 @@
-"""Data in memory: samples and targets as arrays, checked once, handed to the core without a copy where possible."""
+"""Data in memory: samples and targets as arrays, checked once, handed to the core without a copy if possible."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gossipgrad.heads import MAX_FIELDS, Field, Head, check_names
 
 
 class MappedArray(Source):
-    """A memory map of elements that the core does not read as they are: they are converted as they are read."""
+    """A memory map of elements that the core does not read as they are: reading converts them."""
 
     def __init__(self, array: NDArray[Any], scale: Any, shift: Any) -> None:
         self.array = array
@@ -42,12 +42,12 @@ class MappedArray(Source):
         return len(self.array)
 
     def read(self, rows: NDArray[Any], epoch: int, samples: NDArray[Any], targets: NDArray[Any] | None) -> None:
-        with np.errstate(over="ignore"):  # the core looks for what is not finite
+        with np.errstate(over="ignore"):  # the core checks for non-finite values
             samples[...] = self.array[rows]
 
     @staticmethod
     def wants(samples: Any) -> bool:
-        """Is it a memory map that would be copied into memory to be used?"""
+        """True for a memory map that would otherwise be copied into memory."""
         if not isinstance(samples, np.memmap) or samples.ndim < 1 or samples.dtype.kind not in "biuf":
             return False
         kinds = (np.dtype(np.uint8), np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_))
@@ -57,25 +57,25 @@ class MappedArray(Source):
 class Dataset:
     """Samples (n, ...) with targets: arrays in memory or memory maps, or a source that reads them.
 
-    samples        uint8, int32 or float32, used without a copy if C-contiguous, and so are memory maps, which may be
-                   larger than memory; other integers become int32, other numbers float32 (of a memory map batch by
-                   batch; gossipgrad.data.standardize still sees those that were given). What the network sees is scale
+    samples        uint8, int32 or float32, used without a copy if C-contiguous. So are memory maps, which may be
+                   larger than memory. Other integers become int32, other numbers float32 (for a memory map batch by
+                   batch; gossipgrad.data.standardize still sees the original values). The network gets scale
                    * element + shift in float32, computed batch by batch: uint8 pixels with scale=1/255 take a quarter
-                   of the room. Images have their channels first: (n, channels,
-                   height, width). Of a network whose input is tokens, integers, which stay what they are. Or a
-                   gossipgrad.data.Source, which has scale and shift of its own.
+                   of the memory. Images have their channels first: (n, channels, height, width). If the network's input
+                   is tokens, integers, used as they are. Or a gossipgrad.data.Source, which has scale and shift of its
+                   own.
                    For a network of several inputs a tuple of arrays, or a dict of them by the inputs' names.
     targets        classes (n,), one-hot rows (n, classes) or numbers (n, ...); checked against the network and its loss
                    when the set is used. None: the source gives them. For several outputs a tuple, or a dict by the
                    outputs' names.
     scale, shift   one number each, or one for each channel, (channels,): (x / 255 - mean) / deviation is
                    scale=1 / (255 * deviation), shift=-mean / deviation. Or one for each element, an array of the shape
-                   of a sample: shift=-x.mean(axis=0) subtracts the mean image. Of several inputs those of the first.
-    sample_weight  what the loss of each sample counts, (n,), at least 0; None: 1 each. In training and in validation.
+                   of a sample: shift=-x.mean(axis=0) subtracts the mean image. With several inputs those of the first.
+    sample_weight  factor of each sample's loss, (n,), at least 0; None: 1 each. In training and in validation.
 
     len(data); data[100:200], data[rows] with an array of sample numbers or of bools: parts of it. Parts, and those of
     split, shuffle and take, share the samples with the whole set. The arrays must not change while a set is in use.
-    Of sets from files: `classes`, the classes' names, or None; `standardization`, see gossipgrad.data.standardize.
+    Sets from files have `classes`, the classes' names, or None; `standardization`, see gossipgrad.data.standardize.
     ValueError, TypeError: samples, targets and weights of unlike numbers, none at all, or of types that are no numbers.
     """
 
@@ -96,9 +96,9 @@ class Dataset:
             if targets is None:
                 raise TypeError("targets: missing; wanted an array (n, ...)")
         self.source: Source | None = samples if isinstance(samples, Source) else None
-        self._rows: NDArray[np.uint32] | None = None  # of the stored samples, where the set is a part of them
+        self._rows: NDArray[np.uint32] | None = None  # numbers of the stored samples, if the set is a part of them
         self._array: NDArray[Any] | None = None  # all stored samples; None: the source reads them
-        self._exact: NDArray[Any] | None = None  # the same as they were given, where float32 has rounded them
+        self._exact: NDArray[Any] | None = None  # the original samples, if float32 has rounded them
         self._targets: NDArray[Any] | None = None  # of this part; None: the source reads them
         self.classes: list[str] | None = None  # their names
         self.standardization: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # (mean, deviation)
@@ -110,7 +110,7 @@ class Dataset:
             self._array = samples_array(samples, integers=True)
             self._exact = unrounded(samples, self._array)
             self._shape = tuple(self._array.shape[1:])
-        # Of networks with several inputs and outputs: those after the first, which lie as it does.
+        # For networks with several inputs and outputs: those after the first, in its order of samples.
         self._others = tuple(samples_array(one, "samples", integers=True) for one in others)
         self._other_targets = tuple(plain_array("targets", one) for one in other_targets)
         self._count = len(samples) if self.source is not None else len(self._array)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ class Dataset:
         self.sample_weight = None if sample_weight is None else weights_array(sample_weight, self._count)
 
     def _of_source(self, source: Source, scale: Any, shift: Any, targets: Any) -> tuple[Any, Any, Any]:
-        """(scale, shift, targets), after what the source says of itself."""
+        """(scale, shift, targets), after checking them against the source's own."""
         if not isinstance(source.shape, (tuple, list)):
             raise TypeError(
                 f"{source.name}: shape={source.shape!r}: allowed: a tuple of integers, as (28,) or (3, 8, 8)"
@@ -154,42 +154,42 @@ class Dataset:
 
     @property
     def inputs(self) -> tuple[NDArray[Any], ...]:
-        """`samples` of each input, the first of them as `samples` gives it."""
+        """`samples` of each input, the first one in the form of `samples`."""
         rows = slice(None) if self._rows is None else self._rows
         return (self.samples, *(one[rows] for one in self._others))
 
     @property
     def targets_in_memory(self) -> tuple[NDArray[Any], ...]:
-        """All targets, one array for each output that has some; empty where a source reads them."""
+        """All targets, one array for each output that has some; empty if a source reads them."""
         return () if self._targets is None else (self._targets, *self._other_targets)
 
     @property
     def vocabulary(self) -> Any:
-        """Of a text: gossipgrad.data.Vocabulary, the characters of its tokens. None: the samples are no text."""
+        """The gossipgrad.data.Vocabulary of a text, the characters of its tokens. None: the samples are no text."""
         return getattr(self.source, "vocabulary", None)
 
     @property
     def class_names(self) -> list[str] | None:
-        """What the numbers of the targets stand for: the classes' names, of a text its characters; None: not known."""
+        """Names for the numbers of the targets: of classes, or the characters of a text; None: not known."""
         if self.classes is not None:
             return [str(one) for one in self.classes]
         return None if self.vocabulary is None else list(self.vocabulary.characters)
 
     @property
     def target_shapes(self) -> list[tuple[int, ...]]:
-        """Of one sample, for each output that has targets."""
+        """Shape of one sample's target, for each output that has targets."""
         if self._targets is None and self.source is not None:
             return [tuple(self.source.target_shape)]
         return [tuple(one.shape[1:]) for one in self.targets_in_memory]
 
     def targets_of(self, number: int, names: Sequence[str]) -> NDArray[Any]:
-        """The targets with this number of a network whose targets have these names."""
+        """The targets with this number, for a network whose targets have these names."""
         given = self.targets_in_memory or (self.targets,)
         return given[_places(f"{self.name}: targets", self.target_names, len(given), names)[number]]
 
     @property
     def targets(self) -> NDArray[Any]:
-        """Of all samples, (n, ...); of several those of the first. A source that reads them does so for all of them."""
+        """Targets of all samples, (n, ...); with several outputs those of the first. A source reads all of them."""
         if self._targets is not None:
             return self._targets
         assert self.source is not None
@@ -202,7 +202,7 @@ class Dataset:
 
     @property
     def samples(self) -> NDArray[Any]:
-        """As stored, (n, ...); of several inputs the first. A copy of a part that is no run of the set, or is read."""
+        """As stored, (n, ...); with several inputs the first. A copy if the part is no run of the set, or is read."""
         if self._array is not None:
             return self._array if self._rows is None else self._array[self._rows]
         made = np.empty((len(self), *self.shape), self.dtype)
@@ -211,7 +211,7 @@ class Dataset:
         return made
 
     def _unrounded(self) -> NDArray[Any]:
-        """`samples` as they were given, before float32 rounds them."""
+        """`samples` with their original values, before float32 rounds them."""
         exact = self.source.array if isinstance(self.source, MappedArray) else self._exact
         if exact is None:
             return self.samples
@@ -232,7 +232,7 @@ class Dataset:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the samples as they are stored: uint8, int32 or float32."""
+        """Stored type of the samples: uint8, int32 or float32."""
         if self._array is not None:
             return self._array.dtype
         assert self.source is not None
@@ -240,7 +240,7 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """Shape of one sample."""
         return self._shape
 
     def __repr__(self) -> str:
@@ -288,11 +288,11 @@ class Dataset:
         wrong = np.flatnonzero((rows < -len(self)) | (rows >= len(self)))
         if len(wrong):
             raise IndexError(f"index[{wrong[0]}] is {rows[wrong[0]]}; the set has samples 0..{len(self) - 1}")
-        rows = rows.astype(np.int64)  # a small type has no room for the set's length
+        rows = rows.astype(np.int64)  # a small type cannot hold the set's length
         return self._part(np.where(rows < 0, rows + len(self), rows))
 
     def with_weights(self, sample_weight: NDArray[np.float32] | None) -> Dataset:
-        """The same set with other weights of its samples, which are not checked."""
+        """This set with other weights of its samples, which are not checked."""
         made = self._part(slice(None))
         made.sample_weight = sample_weight
         return made
@@ -302,19 +302,19 @@ class Dataset:
         return self[: integer("n", n, 1, len(self))]
 
     def shuffle(self, seed: int = 0) -> Dataset:
-        """The same samples in an order drawn by the seed, the same on every machine."""
+        """These samples in an order drawn by the seed, the same on every machine."""
         return self[_core.permutation(integer("seed", seed, 0, 2**64 - 1), "order", len(self))]
 
     def split(
         self, parts: float | int | Sequence[float] | Sequence[int], *, seed: int = 0, stratify: bool = False
     ) -> tuple[Dataset, ...]:
-        """The set in parts, drawn by the seed, the same on every machine; each has the samples in their order.
+        """Divide the set in parts, drawn by the seed, the same on every machine; each has the samples in their order.
 
         parts     0.8: two parts, of 80 % and the rest; 8000: of 8000 samples and the rest; [0.8, 0.1, 0.1] or
                   [8000, 1000, 1000]: as many parts, which add up to the whole.
-        stratify  each part has each class of integer targets (n,), or of one-hot ones, in the share that the set has.
+        stratify  each part has the set's share of each class, for integer targets (n,), or one-hot ones.
 
-        ValueError where parts do not add up, or one would be empty.
+        ValueError if parts do not add up, or one would be empty.
         """
         sizes = sizes_of(parts, len(self))
         drawn = _core.permutation(integer("seed", seed, 0, 2**64 - 1), "split", len(self))
@@ -322,7 +322,7 @@ class Dataset:
         return tuple(self._part(np.sort(drawn[rows])) for rows in chosen)
 
     def batches(self, size: int) -> Iterator[NDArray[Any]]:
-        """The samples in order as the network sees them, float32 or int32 tokens, `size` at a time."""
+        """The network's input in order, float32 or int32 tokens, `size` samples at a time."""
         scale, shift = along_channels(self.scale, self.shape), along_channels(self.shift, self.shape)
         for begin in range(0, len(self), size):
             part = self._read(slice(begin, begin + size))[0]
@@ -333,15 +333,15 @@ class Dataset:
 
     @property
     def streams(self) -> bool:
-        """Does each sample go on where the one before it ends?"""
+        """True if each sample continues the one before it."""
         return self.source is not None and self.source.streams
 
     @property
     def unscaled(self) -> bool:
-        """Does the network see the elements as they are?"""
+        """True if the network gets the elements as they are."""
         return bool(np.all(self.scale == 1.0) and np.all(self.shift == 0.0))
 
-    # ---- what the core trains on
+    # ---- the core's view
 
     def for_network(self, loss: str, input_shape: Sequence[int], output: Sequence[int]) -> _core.Dataset:
         """The core's view of the set for a network of one input and one output of these shapes."""
@@ -351,7 +351,7 @@ class Dataset:
     def for_model(self, inputs: Sequence[Field], heads: Sequence[Head], targets: Sequence[str]) -> _core.Dataset:
         """The core's view of the set for a network of these inputs and heads, whose targets have these names.
 
-        ValueError or TypeError names what does not fit.
+        ValueError or TypeError names the misfit.
         """
         fields = self._fields(inputs)
         self._check_samples()
@@ -373,7 +373,7 @@ class Dataset:
         return self._core(fields, made, self.sample_weight, source)
 
     def inputs_for_model(self, inputs: Sequence[Field]) -> _core.Dataset:
-        """The same to predict: targets are not looked at."""
+        """for_model for prediction: targets are ignored."""
         source = self._opened(floats=True)
         read = self._read_target(source)
         return self._core(self._fields(inputs), None if read is None else [read], None, source)
@@ -391,7 +391,7 @@ class Dataset:
         return _core.Dataset(fields, targets, None, None, weights, self._rows, source, self.streams)
 
     def _read_target(self, source: Source | None) -> dict[str, Any] | None:
-        """The targets for the core where the source reads them; else None."""
+        """The targets for the core if the source reads them; else None."""
         if self._targets is not None or source is None:
             return None
         made = {"shape": source.target_shape, "dtype": source.target_dtype}
@@ -429,7 +429,7 @@ class Dataset:
     def _check_samples(self) -> None:
         for place, array in enumerate((self._array, *self._others)):
             if array is None or array.dtype.kind != "f":
-                continue  # the core looks at what a source reads
+                continue  # the core checks the values that a source reads
             what = f"{self.name}: samples" if not self._others else f"{self.name}: samples[{place}]"
             if self._rows is None:
                 check_finite(array, what)
@@ -441,7 +441,7 @@ class Dataset:
 
 
 def _separated(argument: str, given: Any) -> tuple[list[str] | None, Any, list[Any]]:
-    """(names or None, the first, the others) of a tuple of arrays, or of a dict of them; else of the thing itself."""
+    """(names or None, the first, the others) of a tuple or dict of arrays; for other objects the object itself."""
     names = [str(one) for one in given] if isinstance(given, Mapping) else None
     parts = list(given.values()) if isinstance(given, Mapping) else list(given) if isinstance(given, tuple) else [given]
     if not 1 <= len(parts) <= MAX_FIELDS:
@@ -450,7 +450,7 @@ def _separated(argument: str, given: Any) -> tuple[list[str] | None, Any, list[A
 
 
 def _places(what: str, names: Sequence[str] | None, count: int, wanted: Sequence[str]) -> list[int]:
-    """Which of `count` fields, which may have names, is which of those that a network wants."""
+    """The index, among `count` fields with optional names, of each field that a network needs."""
     if names is not None:
         check_names(what, names, wanted)
         return [list(names).index(one) for one in wanted]

@@ -1,4 +1,4 @@
-"""Files that are made once: where they lie, and one process at a time that makes them."""
+"""Files that are made once: their places, and a lock for the process that makes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from gossipgrad.errors import DataError
 from gossipgrad.state import files
 
-WAIT = 0.1  # seconds between two looks at a lock
+WAIT = 0.1  # seconds between two tries of a lock
 
 
 def root() -> Path:
@@ -22,7 +22,7 @@ def root() -> Path:
 
 
 def places(name: str, folder: str | os.PathLike[str] | None) -> list[Path]:
-    """Where a set's files may lie: `folder` and its folder `name`, or $GOSSIPGRAD_DATA/`name` and the cache's.
+    """Possible folders of a set's files: `folder` and its folder `name`, or $GOSSIPGRAD_DATA/`name` and the cache's.
 
     DataError: `folder` is none.
     """
@@ -36,10 +36,10 @@ def places(name: str, folder: str | os.PathLike[str] | None) -> list[Path]:
 
 @contextlib.contextmanager
 def locked(path: Path, waiting: Callable[[str], None] = lambda text: None) -> Iterator[Callable[[str], None]]:
-    """Hold the lock file for the block; gives a function that writes a text for those who wait.
+    """Hold the lock file for the block; yields a function that writes a text for waiting processes.
 
-    waiting: called with that text while another process holds it. The lock goes with its process, so one that is
-    killed leaves nobody waiting; a file system without locks lets all in. OSError if the file cannot be made.
+    waiting: called with that text while another process holds it. The lock ends with its process, so a killed process
+    blocks nobody; a file system without locks lets all in. OSError if the file cannot be made.
     """
     with open(path, "a+", encoding="utf-8") as file:
         while True:
@@ -64,7 +64,7 @@ def locked(path: Path, waiting: Callable[[str], None] = lambda text: None) -> It
 
 
 def remove_left(folder: Path) -> None:
-    """Remove the temporary files that earlier versions left where they were killed or the disk was full."""
+    """Remove temporary files of earlier versions that were killed, or met a full disk."""
     for left in (*folder.glob(".fetch-*"), *folder.glob(".made-*")):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > files.STALE:

@@ -1,4 +1,4 @@
-"""Text as characters: a vocabulary, and windows of a text with the character that follows each place."""
+"""Text as characters: a vocabulary, and windows of a text with the next character of each place."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Vocabulary:
         return f"<Vocabulary of {len(self)} characters: {self.characters!r}>"
 
     def encode(self, text: str, unknown: str | None = None) -> NDArray[np.int32]:
-        """The tokens of a text, (n,). unknown: the character that stands for others; None: they are a ValueError."""
+        """The tokens of a text, (n,). unknown: replaces characters outside of the vocabulary; None: they are a
+        ValueError."""
         codes = _codes(text)
         place = np.minimum(np.searchsorted(self._codes, codes), len(self) - 1)
         wrong = np.flatnonzero(self._codes[place] != codes)
@@ -67,7 +68,7 @@ class Vocabulary:
         )
 
     def decode(self, tokens: ArrayLike) -> str:
-        """The text of tokens, in the order of their array. ValueError names the first that is none."""
+        """The text of tokens, in the order of their array. ValueError names the first invalid one."""
         numbers = np.asarray(tokens).reshape(-1)
         if numbers.dtype.kind not in "iu" and numbers.size:
             raise TypeError(f"tokens: dtype {numbers.dtype}; allowed: integers")
@@ -99,7 +100,7 @@ class TextSource(Source):
         return (len(self.tokens) - 1) // self.sequence
 
     def starts(self, rows: NDArray[Any], epoch: int) -> NDArray[np.int64]:
-        """Where the windows of these rows begin in the text."""
+        """Positions in the text where the windows of these rows begin."""
         if self.windows == "random" and epoch >= 0:
             return draws.integers(self.seed, epoch, rows, len(self.tokens) - self.sequence)
         return np.asarray(rows, np.int64) * self.sequence
@@ -112,7 +113,7 @@ class TextSource(Source):
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a UTF-8 file, plain or gzip. DataError: it cannot be read, or is no such text."""
+    """The text of a UTF-8 file, plain or gzip. DataError: unreadable, or not UTF-8."""
     path = Path(path)
     try:
         content = files.content(path)
@@ -145,12 +146,12 @@ def text(
     sequence    tokens a sample.
     windows     "random": a sample is a window that begins anywhere, drawn anew in each epoch by (seed, epoch, sample).
                 An epoch has as many as there are consecutive windows. "consecutive": windows that follow each other
-                without a gap, in an order that fit shuffles. "streams": the same, but row b of a batch goes on where
-                row b of the batch before it ended, for networks that carry their state from batch to batch; where rows
-                are not equally long, the last batch is smaller.
-                To evaluate, windows are consecutive.
-    validation  the share of the text, at its end, that is to validate on; None: the whole text is one set.
-    vocabulary  None: the text's own characters. A character that a given one has not is an error with its place.
+                without a gap, in an order that fit shuffles. "streams": consecutive, but row b of a batch continues row
+                b of the batch before, for networks that carry their state from batch to batch; if rows differ in
+                length, the last batch is smaller.
+                Evaluation uses consecutive windows.
+    validation  the share of the text, at its end, to validate on; None: the whole text is one set.
+    vocabulary  None: the text's own characters. A character missing in a given one is an error with its place.
     seed        of the windows.
 
     The sets have `vocabulary`, with encode and decode. ValueError, DataError: a text that is shorter than a sequence,
@@ -199,7 +200,7 @@ def _content(source: Any) -> tuple[str, str]:
 
 
 def _small(tokens: NDArray[np.int32], values: int) -> NDArray[Any]:
-    """The same numbers in fewer bytes, as there is one of them for each character."""
+    """These numbers in fewer bytes, because there is one for each character."""
     return tokens.astype(np.uint8 if values <= 2**8 else np.uint16 if values <= 2**16 else np.int32)
 
 
@@ -209,7 +210,7 @@ FILE = "input.txt"
 
 
 def locate(source: str | os.PathLike[str] | None = None) -> Path:
-    """input.txt in a folder (or its shakespeare/), or the file that is given; None: $GOSSIPGRAD_DATA, the cache."""
+    """input.txt in a folder (or its shakespeare/), or the given file; None: $GOSSIPGRAD_DATA, the cache."""
     if source is not None and os.path.isfile(source):
         return Path(source)
     looked = cache.places("shakespeare", source)
@@ -226,6 +227,6 @@ def locate(source: str | os.PathLike[str] | None = None) -> Path:
 def shakespeare(
     source: str | os.PathLike[str] | None = None, sequence: int = 64, windows: Windows = "random", seed: int = 0
 ) -> tuple[Dataset, Dataset]:
-    """(train, validation): tiny Shakespeare's first 90 %, and the rest, as text gives them."""
+    """(train, validation): tiny Shakespeare's first 90 %, and the rest, in the form of text()."""
     train, validation = text(locate(source), sequence, windows=windows, seed=seed, name="shakespeare")
     return train, validation

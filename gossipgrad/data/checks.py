@@ -13,7 +13,7 @@ from gossipgrad.errors import number, plain_array
 from gossipgrad.launch.terminal import Bar
 
 CLASS_LOSSES = ("cross_entropy",)
-PIECE = 1 << 20  # bytes that are looked at together
+PIECE = 1 << 20  # bytes checked together
 LARGE = 1 << 30  # bytes of an array whose reading takes seconds
 
 
@@ -21,7 +21,7 @@ def samples_array(samples: Any, what: str = "samples", integers: bool = False) -
     """`samples` as a C-contiguous uint8 or float32 array of at least one dimension.
 
     uint8 and float32 are used as they are; bool becomes uint8; other integers and floats become float32, a copy
-    (integers beyond 2^24 are rounded). integers: they become int32, where all fit. TypeError for anything else.
+    (integers beyond 2^24 are rounded). integers: they become int32, if all fit. TypeError for anything else.
     """
     array = plain_array(what, samples)
     if array.dtype == np.bool_:
@@ -29,7 +29,7 @@ def samples_array(samples: Any, what: str = "samples", integers: bool = False) -
     elif array.dtype.kind not in "iuf":
         raise TypeError(f"{what}: dtype {array.dtype}; allowed: uint8, float32, and numbers that become float32")
     elif array.dtype not in (np.dtype(np.uint8), np.dtype(np.float32)):
-        with np.errstate(over="ignore"):  # it becomes inf, which check_finite finds
+        with np.errstate(over="ignore"):  # overflow gives inf, which check_finite finds
             array = array.astype(np.int32 if integers and fits_int32(array) else np.float32, copy=False)
     if array.ndim < 1:
         raise ValueError(f"{what}: a single number; wanted an array (n, ...)")
@@ -37,7 +37,7 @@ def samples_array(samples: Any, what: str = "samples", integers: bool = False) -
 
 
 def unrounded(given: Any, stored: NDArray[Any]) -> NDArray[Any] | None:
-    """`given` as an array, where samples_array has made it the float32 of `stored`; None: that is the same."""
+    """`given` as an array, if samples_array rounded it to the float32 of `stored`; None: nothing was rounded."""
     array = plain_array("samples", given)
     if stored.dtype != np.float32 or (array.dtype.kind == "f" and np.array_equal(array, stored)):
         return None
@@ -45,7 +45,7 @@ def unrounded(given: Any, stored: NDArray[Any]) -> NDArray[Any] | None:
 
 
 def fits_int32(array: NDArray[Any]) -> bool:
-    """Are they integers that int32 holds?"""
+    """True for integers that int32 holds."""
     if array.dtype.kind not in "iu":
         return False
     if np.can_cast(array.dtype, np.int32):
@@ -55,9 +55,9 @@ def fits_int32(array: NDArray[Any]) -> bool:
 
 
 def check_finite(array: NDArray[Any], what: str) -> None:
-    """ValueError that names the first entry, along the first axis, which has a NaN or an infinite element, and where.
+    """ValueError that names the first entry, along the first axis, with a NaN or an infinite element, and its place.
 
-    Reads the array once, in pieces and without a copy; shows a bar where that takes long. Integers are not read.
+    Reads the array once, in pieces and without a copy; shows a bar if that takes long. Integers are not read.
     """
     if array.dtype.kind != "f" or not array.size:
         return
@@ -74,7 +74,7 @@ def _check_pieces(array: NDArray[Any], what: str, bar: Bar) -> None:
         for begin in range(0, len(array), rows):
             piece = array[begin : begin + rows]
             bar.show(begin / len(array), f"{begin:,} checked")
-            # The sum is not finite if an element is not; a sum that is too large for its type is looked at again.
+            # The sum is not finite if an element is not; after an overflow of the sum the elements are checked.
             if np.isfinite(piece.sum()) or np.isfinite(piece).all():
                 continue
             entry, *place = (int(i) for i in np.argwhere(~np.isfinite(piece))[0])
@@ -130,7 +130,7 @@ def _classes(array: NDArray[Any], loss: str, classes: int, what: str) -> NDArray
 def _position_classes(
     array: NDArray[Any], loss: str, output: Sequence[int], ignored: int | None, what: str
 ) -> NDArray[np.int32]:
-    """A class for each position of a sample, or for the sample, where `ignored` is allowed besides."""
+    """A class for each position of a sample, or for the sample; `ignored` is also allowed."""
     classes, positions = output[-1], tuple(output[:-1])
     if array.shape[1:] != positions:
         wanted = ", ".join(map(str, ("n", *positions)))
@@ -156,13 +156,12 @@ def _position_classes(
 def targets_array(
     targets: Any, loss: str, output: Sequence[int], what: str = "targets", ignored: int | None = None
 ) -> NDArray[Any]:
-    """`targets` as the loss wants them, for a network with this output shape of one sample.
+    """`targets` in the form of the loss, for a network with this output shape of one sample.
 
     cross_entropy: (n,) or (n, 1) classes in 0..classes-1, integers, bools or floats that are whole, or one-hot rows
-    (n, classes) -> int32 (n,); of outputs (..., classes) a class for each position, (n, ...) -> int32 (n, ...); and
-    `ignored`, where that is a number. Others: (n, ...) finite numbers with as many values a sample as the network
-    gives, for binary_cross_entropy in 0..1 -> float32 (n, k). Errors name the shapes, or the first target that is
-    wrong.
+    (n, classes) -> int32 (n,); for outputs (..., classes) a class for each position, (n, ...) -> int32 (n, ...); and
+    `ignored`, if that is a number. Others: (n, ...) finite numbers with as many values a sample as the network's
+    output, for binary_cross_entropy in 0..1 -> float32 (n, k). Errors name the shapes, or the first wrong target.
     """
     array = _numbers(targets, what)
     values = int(np.prod(output))
@@ -191,7 +190,7 @@ def targets_array(
 
 
 def shape_hint(shape: Sequence[int], wanted: Sequence[int]) -> str:
-    """How samples of one shape become samples of another, where that is plain; begins with "; ". Else "".
+    """Advice to turn samples of one shape into another, if that is plain; begins with "; ". Else "".
 
     For axes in another order it says transpose, never reshape, which would scramble the pixels.
     """
@@ -219,7 +218,7 @@ def shape_hint(shape: Sequence[int], wanted: Sequence[int]) -> str:
 
 
 def weights_array(weights: Any, count: int, what: str = "sample_weight") -> NDArray[np.float32]:
-    """`weights` as float32 (count,): finite and at least 0. Errors name the first that is not."""
+    """`weights` as float32 (count,): finite and at least 0. Errors name the first other one."""
     array = plain_array(what, weights)
     if array.dtype.kind not in "iufb":
         raise TypeError(f"{what}: dtype {array.dtype}; wanted numbers, one a sample")
@@ -252,7 +251,7 @@ def affine(argument: str, value: Any, shape: Sequence[int]) -> Affine:
 
 
 def along_channels(value: Affine, shape: Sequence[int]) -> Affine:
-    """A scale or shift in the form in which NumPy applies it to samples (n, *shape), as float32."""
+    """A scale or shift as float32 that NumPy broadcasts over samples (n, *shape)."""
     if isinstance(value, np.ndarray):
         return value.reshape(-1, *(1,) * (len(shape) - 1)) if value.ndim == 1 else value
     return np.float32(value)  # type: ignore[return-value]

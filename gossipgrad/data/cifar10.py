@@ -39,7 +39,7 @@ PYTHON_FILES = tuple(name.removesuffix(".bin") for name in BINARY_FILES)
 PYTHON_ARCHIVE = "cifar-10-python.tar.gz"
 PARTS = ("train", "test")
 FORMAT = 2  # of the cache file
-BY_TURNS = 500  # images between two words about progress
+BY_TURNS = 500  # images between two reports of progress
 
 Pixels = NDArray[np.uint8]
 Arrays = dict[str, Pixels]  # train_x, test_x: (n, 3, 32, 32); train_y, test_y: (n,)
@@ -47,7 +47,7 @@ Report = Callable[[float, int], None]  # share of the work, images so far
 
 
 def cache_folder() -> Path:
-    """Where decoded sets are stored, and where the source is looked for last."""
+    """Folder of decoded sets, and the last place to look for the source."""
     return cache.root() / "cifar10"
 
 
@@ -84,7 +84,8 @@ def _look(place: Path) -> Path | None:
 
 
 def locate(source: str | os.PathLike[str] | None = None) -> Path:
-    """The archive, or the folder with the binary files or with train/ and test/. One given by name is the only one."""
+    """The archive, or the folder with the binary files or with train/ and test/. No other place is tried for a given
+    one."""
     if source is not None:
         path = Path(source)
         if path.is_file():
@@ -126,7 +127,7 @@ def _records(content: bytes, name: str) -> tuple[Pixels, Pixels]:
 
 
 def _pickled(content: bytes, name: str) -> tuple[Pixels, Pixels]:
-    """(images (n, 3, 32, 32), labels (n,)) of a Python version's file, which is not run."""
+    """(images (n, 3, 32, 32), labels (n,)) of a Python version's file, without running it."""
     found = pickled_arrays.read(content, name)
     if not isinstance(found, dict) or not {"data", "labels"} <= set(found):
         raise DataError(f"{name}: no batch of CIFAR-10's Python version, a dict with data and labels")
@@ -142,7 +143,7 @@ def _pickled(content: bytes, name: str) -> tuple[Pixels, Pixels]:
 
 
 def _from_six(contents: Callable[[str], bytes], place: Path, names: Sequence[str]) -> Arrays:
-    """From the six files of the binary or the Python version."""
+    """Arrays from the six files of the binary or the Python version."""
     read = _records if names == BINARY_FILES else _pickled
     arrays: Arrays = {}
     for part, chosen in (("train", names[:-1]), ("test", names[-1:])):
@@ -192,9 +193,10 @@ def _digest(text: str) -> bytes:
 
 
 class _Collector:
-    """Decoded images of both parts in any order; arrays() puts them into one that follows from their names alone.
+    """Decoded images of both parts in any order; arrays() puts them into an order that follows from their names alone.
 
-    It mixes the classes: ranks train on contiguous shards, and in the order of folders each would see a class or two.
+    That order mixes the classes: ranks train on contiguous shards, and in the order of folders each would see a class
+    or two.
     """
 
     def __init__(self, source: Path) -> None:
@@ -260,7 +262,7 @@ def _from_folder(folder: Path, files: list[tuple[str, str, os.DirEntry[str]]], r
 
 
 def _from_archive(path: Path, report: Report) -> Arrays:
-    """Binary files or images in a tar archive, whatever folder they lie in; nothing is unpacked to disk."""
+    """Binary files or images in a tar archive, in whatever folder; nothing is unpacked to disk."""
     six = (*BINARY_FILES, *PYTHON_FILES)
     batches: dict[str, bytes] = {}
     collected: _Collector | None = None
@@ -286,7 +288,7 @@ def _from_archive(path: Path, report: Report) -> Arrays:
             images.check_end(path, archive, file)
     except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path}: truncated or damaged archive ({error})") from error
-    except OSError as error:  # among them gzip.BadGzipFile
+    except OSError as error:  # includes gzip.BadGzipFile
         raise DataError(f"{path}: {error.strerror or f'truncated or damaged archive ({error})'}") from error
     if batches:
         names = BINARY_FILES if any(name in batches for name in BINARY_FILES) else PYTHON_FILES
@@ -327,10 +329,10 @@ def _kept(path: Path) -> Arrays | None:
 
 
 def _once(key: str, make: Callable[[Report], Arrays], progress: bool) -> Arrays:
-    """The arrays of this key from the cache; else made, by one process of a machine, and put there.
+    """The arrays of this key from the cache; else one process of a machine makes and stores them.
 
-    The others wait for the file, and on rank 0 show how far the maker is. A cache that cannot be written to costs a
-    warning and the work in each process.
+    The others wait for the file, and on rank 0 show the maker's progress. An unwritable cache costs a warning and the
+    work in each process.
     """
     folder = cache_folder()
     path = folder / f"decoded-{key}.npz"
@@ -383,8 +385,8 @@ def load(source: str | os.PathLike[str] | None = None, progress: bool = True) ->
     pickles are read without being run), or train/<class>/ and test/<class>/ with images; None:
     $GOSSIPGRAD_DATA/cifar10, the cache. Classes of folders are numbered in alphabetical order; images
     come in the order of the SHA-256 of "<class>/<file without its suffix>", which mixes the classes. Archives and
-    images are decoded once into the cache. progress: print how far that is. DataError says what is missing or damaged;
-    images want Pillow.
+    images are decoded once into the cache. progress: show it. DataError names missing or damaged files; images need
+    Pillow.
     """
     place = locate(source)
     try:

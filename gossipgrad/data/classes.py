@@ -1,4 +1,4 @@
-"""Parts of a set, and its classes: the class of each sample, weights of classes, classes that a shard lacks."""
+"""Parts of a set, and its classes: the class of each sample, weights of classes, classes missing in a shard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gossipgrad.errors import integer, listed, number, plain_array
 
 
 def sizes_of(parts: Any, count: int) -> list[int]:
-    """How many samples each part has."""
+    """The number of samples of each part."""
     allowed = "a share in 0..1, a number of samples, or a list of either for all parts"
     single = np.ndim(parts) == 0
     given = [parts] if single else list(parts)
@@ -40,14 +40,14 @@ def runs_of(sizes: Sequence[int]) -> list[NDArray[np.int64]]:
 
 
 def stratified(targets: NDArray[Any], sizes: Sequence[int]) -> list[NDArray[np.int64]]:
-    """Rows of each part: of each class as near to its share as whole samples allow."""
+    """Rows of each part: its share of each class, as nearly as whole samples allow."""
     classes = class_numbers(targets)
     if classes is None:
         raise ValueError("stratify=True: targets must be classes: integers (n,), or one-hot rows")
     left = np.argsort(classes, kind="stable")  # by class, and in each in the order drawn
     chosen = []
     for size in sizes[:-1]:
-        # Evenly spread over what is left: of every run of it the part has its share.
+        # Evenly spread over the remaining rows: the part has its share of every run of them.
         ends = np.arange(1, len(left) + 1) * size // len(left)
         mine = np.diff(ends, prepend=0) > 0
         chosen.append(left[mine])
@@ -68,9 +68,9 @@ def names_of(classes: Any) -> list[str] | None:
 
 
 def differ(here: Sequence[str] | None, there: Sequence[str] | None) -> str | None:
-    """Which number stands for another class in two sets, in words; None: none does, or a set's classes have no names.
+    """The first class number with another meaning in two sets, in words; None: none, or a set's classes have no names.
 
-    A list may go on where the other ends.
+    One list may be longer than the other.
     """
     for number_, (one, other) in enumerate(zip(here or (), there or (), strict=False)):
         if one != other:
@@ -79,7 +79,7 @@ def differ(here: Sequence[str] | None, there: Sequence[str] | None) -> str | Non
 
 
 def check_alike(what: str, here: Sequence[str] | None, of: str, there: Sequence[str] | None) -> None:
-    """ValueError where the same number of `what` and of another set stands for different classes."""
+    """ValueError if a class number means different classes in `what` and another set."""
     found = differ(here, there)
     if found is not None:
         raise ValueError(
@@ -89,7 +89,7 @@ def check_alike(what: str, here: Sequence[str] | None, of: str, there: Sequence[
 
 
 def class_numbers(targets: NDArray[Any]) -> NDArray[np.int64] | None:
-    """The class of each sample, of integer or bool targets (n,) or (n, 1), or of one-hot rows; None: no classes."""
+    """The class of each sample, for integer or bool targets (n,) or (n, 1), or one-hot rows; None: no classes."""
     flat = targets.reshape(len(targets), -1)
     if flat.shape[1] == 1:
         whole = flat.dtype.kind in "iub" or (flat.dtype.kind == "f" and bool((flat == np.floor(flat)).all()))
@@ -101,7 +101,7 @@ def class_numbers(targets: NDArray[Any]) -> NDArray[np.int64] | None:
 def class_weights(given: Any, counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """One weight a class from fit's class_weight, which is not None; counts: samples of each class, of all ranks.
 
-    {class: weight}, where a class that is not named has 1; one weight a class in an array; or "balanced": the number of
+    {class: weight}, where missing classes have 1; one weight a class in an array; or "balanced": the number of
     samples / (classes that occur * samples of the class), so that all classes count alike and the mean weight is 1.
     """
     classes = len(counts)
@@ -129,9 +129,9 @@ def class_weights(given: Any, counts: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def one_sided(targets: NDArray[Any], ranks: int) -> str | None:
-    """What is wrong with contiguous shards of these classes: one of them has at most half the classes for its size.
+    """The problem with contiguous shards of these classes: a shard has at most half the classes for its size.
 
-    Samples that are sorted by class do that. None: nothing, or the targets are no classes.
+    Samples that are sorted by class cause it. None: no problem, or the targets are no classes.
     """
     quantities = targets.dtype.kind == "f" and targets.size == len(targets)
     classes = None if ranks < 2 or quantities else class_numbers(targets)

@@ -36,7 +36,7 @@ def uniform(seed: int, epoch: int, samples: ArrayLike, block: int = 0) -> NDArra
 
 
 def integers(seed: int, epoch: int, samples: ArrayLike, count: int) -> NDArray[np.int64]:
-    """One integer in 0..count-1 for each sample, (n,). It is uniform as far as 53 bits can be."""
+    """One integer in 0..count-1 for each sample, (n,), uniform to the precision of 53 bits."""
     drawn = words(seed, epoch, samples)
     bits = (drawn[:, 0] << np.uint64(21)) | (drawn[:, 1] >> np.uint64(11))
     return np.minimum((bits * 2.0**-53 * count).astype(np.int64), count - 1)

@@ -17,7 +17,7 @@ def file_names(part: str) -> tuple[str, str]:
 
 
 def load() -> tuple[Dataset, Dataset]:
-    """(10,000 to train, 2,000 to test), samples (1, 28, 28) in 0..1, as many of each class."""
+    """(10,000 to train, 2,000 to test), samples (1, 28, 28) in 0..1, each class equally often."""
     sets = []
     for part in PARTS:
         images, labels = (FOLDER / name for name in file_names(part))

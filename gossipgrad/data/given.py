@@ -1,4 +1,4 @@
-"""The sets that fit and evaluate are called with, in the forms in which callers give them."""
+"""The sets of fit and evaluate, in all forms in which callers give them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Gather = Callable[[bytes], list[bytes]]  # every process's bytes, by rank
 
 @dataclass(frozen=True)
 class Given:
-    """A set as the ranks of this process have it: one that all have, or with `sharded` each local rank's own part."""
+    """A set as the ranks of this process have it: one for all, or with `sharded` each local rank's own part."""
 
     parts: tuple[Dataset, ...]
     sharded: bool
@@ -43,19 +43,20 @@ class Given:
     def core(
         self, inputs: Sequence[Field], heads: Sequence[Head], targets: Sequence[str]
     ) -> _core.Dataset | list[_core.Dataset]:
-        """The core's view for a network: Dataset.for_model. ValueError names what does not fit."""
+        """The core's view for a network: Dataset.for_model. ValueError names the misfit."""
         made = [part.for_model(inputs, heads, targets) for part in self.parts]
         return made if self.sharded else made[0]
 
     def split(self, split: float | int, seed: int) -> tuple[Given, Given]:
-        """(to train on, to validate on), drawn by the seed, of streams the end; of sharded sets each part is split."""
+        """(to train on, to validate on), drawn by the seed; for streams the end. Each part of a sharded set is
+        split."""
         if self.sharded and hasattr(split, "__index__"):
             raise TypeError(f"validation_split={split!r}: allowed with sharded=True: a share, of each rank's own part")
         pairs = [_validation_part(part, split, seed) for part in self.parts]
         return Given(tuple(one for one, _ in pairs), self.sharded), Given(tuple(one for _, one in pairs), self.sharded)
 
     def weighted(self, weights: Any) -> Given:
-        """With fit's sample_weight: an array, or of sharded sets in a virtual cluster a list of them."""
+        """The set with fit's sample_weight: an array, or for sharded sets in a virtual cluster a list of them."""
         given = list(weights) if self.sharded and len(self.parts) > 1 else [weights]
         if len(given) != len(self.parts):
             raise ValueError(f"sample_weight: {len(given)} arrays; wanted one for each of {len(self.parts)} ranks")
@@ -75,7 +76,7 @@ class Given:
         return [int.from_bytes(one, "little") for one in gather(len(self).to_bytes(8, "little"))]
 
     def counts(self, gather: Gather) -> bool:
-        """Does the loss of any sample count, on any rank, by the weights of samples? Collective if sharded."""
+        """True if the loss of any sample counts, on any rank, by the weights of samples. Collective if sharded."""
         own = any(part.sample_weight is None or part.sample_weight.any() for part in self.parts)
         return any(gather(b"1" if own else b"")) if self.sharded else bool(own)
 
@@ -91,13 +92,13 @@ class Given:
         return np.asarray(sum(np.frombuffer(one, np.int64) for one in gather(counts.tobytes())))
 
     def check_class_weight(self, given: Any, loss: str, output: Sequence[int], ignored: int | None) -> None:
-        """ValueError or TypeError where it is no fit's class_weight for these targets."""
+        """ValueError or TypeError if it is not a valid class_weight of fit for these targets."""
         class_weights(given, self.class_counts(loss, output, lambda own: [own], ignored))
 
     def class_weighted(
         self, given: Any, counts: NDArray[np.int64], loss: str, output: Sequence[int], ignored: int | None
     ) -> Given:
-        """With fit's class_weight; counts: samples of each class over all ranks."""
+        """The set with fit's class_weight; counts: samples of each class over all ranks."""
         weights = class_weights(given, counts)
         made = []
         for part in self.parts:
@@ -110,7 +111,7 @@ class Given:
 
 
 def shard_sizes(count: int, ranks: int) -> list[int]:
-    """Samples of each rank, of a set that is divided among them."""
+    """Samples of each rank, if a set is divided among them."""
     each, more = divmod(count, ranks)
     return [each + (rank < more) for rank in range(ranks)]
 
@@ -151,7 +152,7 @@ def _classes(part: Dataset, loss: str, output: Sequence[int], ignored: int | Non
 
 
 def held_out(split: float | int, count: int) -> int:
-    """How many of `count` samples fit's validation_split sets aside; ValueError, TypeError: it cannot be."""
+    """The number of samples, out of `count`, for fit's validation_split; ValueError, TypeError: invalid."""
     if hasattr(split, "__index__"):
         return integer("validation_split", split, 1, count - 1)
     size = round(number("validation_split", split, above=0.0, below=1.0) * count)
@@ -162,18 +163,18 @@ def held_out(split: float | int, count: int) -> int:
 
 def _validation_part(data: Dataset, split: float | int, seed: int) -> tuple[Dataset, Dataset]:
     size = held_out(split, len(data))
-    if data.streams:  # a state goes on from window to window, so both parts are without gaps
+    if data.streams:  # windows carry a state on, so both parts must be without gaps
         return data[: len(data) - size], data[len(data) - size :]
     drawn = _core.permutation(seed, "validation", len(data))
     return data[np.sort(drawn[size:])], data[np.sort(drawn[:size])]
 
 
-# ---- what was meant
+# ---- reading the caller's intention
 
 
 @dataclass(frozen=True)
 class Arity:
-    """How many inputs and targets a network has, on which it depends what a tuple of arrays is."""
+    """Numbers of inputs and targets of a network, which decide the meaning of a tuple of arrays."""
 
     inputs: int = 1
     targets: int = 1
@@ -183,23 +184,23 @@ ONE = Arity()
 
 
 def _axes(value: Any) -> int:
-    """How many axes it has, as far as that is plain."""
+    """The number of axes, as far as that is plain."""
     if hasattr(value, "ndim"):
         return int(value.ndim)
     return 1 if isinstance(value, (list, tuple)) else 0
 
 
 def _are_fields(value: Any, count: int) -> bool:
-    """An array, or as many of them, in a tuple, a list or a dict?"""
+    """True for one array if `count` is 1, for `count` arrays in a tuple or list, and for a dict that is not empty."""
     if isinstance(value, Mapping):
-        return len(value) > 0  # which names are missing is said later
+        return len(value) > 0  # missing names are reported later
     if count == 1:
         return _axes(value) > 0
     return isinstance(value, (tuple, list)) and len(value) == count and all(_axes(one) for one in value)
 
 
 def _is_set(value: Any, arity: Arity = ONE) -> bool:
-    """A Dataset, or a pair (samples, targets)?"""
+    """True for a Dataset, or a pair (samples, targets)."""
     if isinstance(value, Dataset):
         return True
     pair = isinstance(value, (tuple, list)) and len(value) == 2
@@ -207,7 +208,7 @@ def _is_set(value: Any, arity: Arity = ONE) -> bool:
 
 
 def _fields(value: Any, count: int) -> Any:
-    """In the form in which Dataset wants several arrays."""
+    """Several arrays in the form that Dataset takes."""
     return tuple(value) if count > 1 and isinstance(value, list) else value
 
 
@@ -219,10 +220,10 @@ def _describe(value: Any) -> str:
 
 
 def one(data: Any, y: Any, what: str, sharded: bool, ranks: int, arity: Arity = ONE) -> Given:
-    """The set of (data, y), or of data alone, where y is None.
+    """The set of (data, y), or of data alone, if y is None.
 
-    what: the argument's name. ranks: how many of them this process has, of which each brings a part if `sharded`: with
-    more than one, data is a list of sets, or data and y are lists of arrays.
+    what: the argument's name. ranks: the number in this process; each brings a part if `sharded`. With more than one,
+    data is a list of sets, or data and y are lists of arrays.
     """
     if not sharded:
         return Given((_single(data, y, what, arity),), False)
@@ -247,7 +248,7 @@ def one(data: Any, y: Any, what: str, sharded: bool, ranks: int, arity: Arity = 
 
 
 def _is_list_of_one(data: Any, y: Any) -> bool:
-    """The lists of a virtual cluster of one rank?"""
+    """True for the lists of a virtual cluster of one rank."""
     if not isinstance(data, (list, tuple)) or len(data) != 1:
         return False
     if y is None:
@@ -278,7 +279,7 @@ def training_sets(
 ) -> tuple[Given, Given | None]:
     """(train, validation) of fit(x, y), fit((x, y)), fit(data), each with validation=, or of fit(data, validation).
 
-    TypeError where it is not plain what was meant.
+    TypeError if the arguments are ambiguous.
     """
     several = sharded and ranks > 1
 

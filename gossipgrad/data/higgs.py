@@ -1,4 +1,4 @@
-"""HIGGS: whether a collision made a Higgs boson, from 28 numbers. From the UCI repository, as CSV files.
+"""HIGGS: did a collision make a Higgs boson? 28 numbers each. From the UCI repository, as CSV files.
 
 Baldi, Sadowski, Whiteson, "Searching for exotic particles in high-energy physics with deep learning" (2014). The whole
 set has 11 million rows; any part of it in two files will do.

@@ -1,7 +1,7 @@
 """IDX files, the format of MNIST: a big-endian header (two zero bytes, type, number of dimensions, sizes), then bytes.
 
 Format: Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database of handwritten digits". Only unsigned bytes
-(type 8) are read, which is all that MNIST and its relatives use. Content says whether a file is plain or gzip.
+(type 8) are read, the only type of MNIST and its relatives. The content tells plain files from gzip.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def parse(content: bytes, name: str, dimensions: int | None = None) -> NDArray[np.uint8]:
-    """The array in an IDX file's content; `name` is for errors. dimensions: what is wanted; None: any.
+    """The array in an IDX file's content; `name` is for errors. dimensions: the expected number; None: any.
 
     Read-only and without a copy of the content. DataError: no IDX, another element type, another number of
     dimensions, truncated, or more bytes than the header says.

@@ -1,4 +1,4 @@
-"""Images that are decoded once: in a memory map on the disk, which one process of a machine makes."""
+"""Images that are decoded once: in a memory map on the disk, made by one process of a machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossipgrad.launch.terminal import Bar
 from gossipgrad.state import files
 
 FORMAT = 1  # of the cache's files
-TOGETHER = 64  # images that are decoded between two writes to the cache
+TOGETHER = 64  # images decoded between two writes to the cache
 
 Pixels = NDArray[np.uint8]
 
@@ -28,12 +28,12 @@ class Decoded:
         self.path, self.channels = path, channels
         self.rows = np.flatnonzero(index[:, 1] > 0)
         self.index = index[self.rows]  # offset, height, width, checksum
-        self.whole = np.zeros(len(self.index), np.bool_)  # is known to have its checksum
-        self.damaged = False  # one has not
+        self.whole = np.zeros(len(self.index), np.bool_)  # images whose checksum was verified
+        self.damaged = False  # True if a checksum differed
         self.bytes: Pixels = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
 
     def pixels(self, row: int) -> Pixels | None:
-        """None where they are not what was written. Looked at when they are read for the first time."""
+        """The pixels of an image; None if they are damaged. The first reading verifies the checksum."""
         offset, height, width, checksum = (int(one) for one in self.index[row])
         pixels = self.bytes[offset : offset + height * width * self.channels]
         if not self.whole[row]:
@@ -44,7 +44,7 @@ class Decoded:
 
 
 def _load(path: Path, count: int, channels: int) -> Decoded | None:
-    """None if it is not there, or not whole."""
+    """The images of a file; None if it is missing or incomplete."""
     try:
         with files.opened(path.with_suffix(".npy")) as file:
             index = np.load(file, allow_pickle=False)
@@ -61,9 +61,9 @@ def _load(path: Path, count: int, channels: int) -> Decoded | None:
 def decoded(
     path: Path, count: int, channels: int, decode: Callable[[range], list[Pixels | None]], name: str, progress: bool
 ) -> Decoded:
-    """The decoded images in this file: made by one process of a machine, the others wait.
+    """The decoded images in this file: one process of a machine makes it, the others wait.
 
-    decode: gives the pixels of these of `count` images, None for a broken one. name: of the set, for the bar.
+    decode: returns the pixels of these of `count` images, None for a broken one. name: of the set, for the bar.
     """
     place, bar = path.parent, Bar(name, progress)
 

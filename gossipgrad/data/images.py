@@ -44,7 +44,7 @@ SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz")
 FORMATS = ("JPEG", "PNG")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels in 0..1
-ATTEMPTS = 10  # draws of a crop, after which it is the largest one in the middle
+ATTEMPTS = 10  # draws of a crop before the largest one in the middle is used
 ORIENTATION = 0x0112  # EXIF's tag
 LISTED = 5  # broken files that a message names
 MOST_WORKERS = 8  # by default
@@ -53,7 +53,7 @@ Box = tuple[float, float, float, float]  # left, upper, right, lower
 
 
 def pillow(what: str) -> Any:
-    """Pillow's Image module; ImportError says how to get it."""
+    """Pillow's Image module; ImportError with advice if it is missing."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -62,7 +62,7 @@ def pillow(what: str) -> Any:
 
 
 def broken(image_module: Any) -> tuple[type[BaseException], ...]:
-    """What Pillow raises for files that are damaged, or no images."""
+    """Pillow's exceptions for files that are damaged, or no images."""
     return (
         OSError,
         SyntaxError,
@@ -90,7 +90,7 @@ class Listing:
     stamps: list[tuple[int, int]]  # size and time of each file
 
     def key(self, *more: object) -> str:
-        """A name for what is made of these files."""
+        """A name for data made from these files."""
         digest = hashlib.sha256()
         for word in (FORMAT, self.root.resolve(), *more, *zip(self.paths, self.stamps, strict=True)):
             digest.update(f"{word}\0".encode("utf-8", "surrogateescape"))
@@ -102,13 +102,13 @@ def is_image(name: str) -> bool:
 
 
 def kind_of(name: str) -> str:
-    """What messages call a file that is no image."""
+    """Messages' name for a file that is no image."""
     suffix = os.path.splitext(name)[1].lower()
     return f"*{suffix}" if suffix else "no suffix"
 
 
 def warn_of_others(place: str | os.PathLike[str], others: Counter[str]) -> None:
-    """A warning that counts and names the files that are left out."""
+    """Warn of the files that are left out: counts and names."""
     if others:
         kinds = listed((f"{count:,} {kind}" for kind, count in others.most_common()), LISTED)
         warn(f"{os.fspath(place)}: {counted(others.total(), 'file')} left out: {kinds}; what is read: {_listed()}")
@@ -123,7 +123,7 @@ def _entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
 
 
 def _images(folder: str, others: Counter[str]) -> Iterator[os.DirEntry[str]]:
-    """The images in a folder and the folders in it; others: counts what is none by its kind."""
+    """The images in a folder and the folders in it; others: counts other files by their kind."""
     for one in _entries(folder):
         if one.is_dir():
             yield from _images(one.path, others)
@@ -134,7 +134,7 @@ def _images(folder: str, others: Counter[str]) -> Iterator[os.DirEntry[str]]:
 
 
 def list_images(folder: str | os.PathLike[str], classes: Sequence[str] | None = None, progress: bool = True) -> Listing:
-    """The images under folder/<class>/. classes: those there may be, in their order; None: all folders, sorted.
+    """The images under folder/<class>/. classes: allowed ones, in their order; None: all folders, sorted.
 
     DataError: no such folder, one that cannot be read, no class, a class without an image.
     """
@@ -188,10 +188,10 @@ def _listed() -> str:
 def random_crops(
     seed: int, epoch: int, rows: NDArray[Any], scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Callable[[int, int, int], Box]:
-    """crop(i, width, height): the box of image rows[i], which has this size, in this epoch.
+    """crop(i, width, height): the box of image rows[i] of this size in this epoch.
 
-    Of the first of ten draws that fits into the image: its area is uniform in `scale` times the image's, the logarithm
-    of width / height uniform in that of `ratio`, its place uniform. If none fits, the largest one in the middle.
+    The first of ten draws that fits into the image. Its area is uniform in `scale` times the image's, the logarithm of
+    width / height uniform in that of `ratio`, its place uniform. If none fits, the largest one in the middle.
     """
     first = draws.uniform(seed, epoch, rows, 1)
     low, high = math.log(ratio[0]), math.log(ratio[1])
@@ -217,7 +217,7 @@ def random_crops(
 
 
 def centre_crop(width: int, height: int, size: tuple[int, int], resize: int) -> Box:
-    """The box that is the middle `size` (height, width) of the image when its shorter side is `resize` pixels."""
+    """The box of the middle `size` (height, width) of the image when its shorter side is `resize` pixels."""
     factor = min(width, height) / resize
     w, h = min(size[1] * factor, width), min(size[0] * factor, height)
     left, upper = (width - w) / 2, (height - h) / 2
@@ -230,7 +230,7 @@ class _Decoder:
     def __init__(self, channels: int, bits: int = 16, exif: bool = False) -> None:
         self.image = pillow("image folders")
         self.bits, self.exif = bits, exif
-        self.dark = False  # has an image been seen that uses few of its bits?
+        self.dark = False  # True after an image that uses few of its bits
         self.mode = "L" if channels == 1 else "RGB"
         self.broken = broken(self.image)
 
@@ -243,8 +243,10 @@ class _Decoder:
         return image
 
     def reduce(self, image: Any, box: Box, size: tuple[int, int]) -> Box:
-        """Let a JPEG be decoded at a half, quarter or eighth of its size where the crop stays at least as large as
-        it is to become; the box in the image as it then is."""
+        """Decode a JPEG at a half, quarter or eighth of its size if the crop stays at least as large as its target.
+
+        Returns the box in the resulting image.
+        """
         width, height = image.size
         shrink = min((box[2] - box[0]) / size[1], (box[3] - box[1]) / size[0])
         if image.format == "JPEG" and shrink >= 2:
@@ -257,17 +259,17 @@ class _Decoder:
         return box
 
     def plain(self, image: Any) -> Any:
-        """The image in a mode in which pixels can be mixed: grey, or red, green and blue."""
+        """The image in a mode that allows mixing of pixels: grey, or red, green and blue."""
         if image.mode in ("L", "RGB"):
             return image
-        if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
+        if image.mode.startswith("I"):  # 16 bits; Pillow would cut them off at 255
             image = self.image.fromarray(self.eight(np.asarray(image)))
         if image.mode in ("P", "LA", "PA") or "transparency" in image.info:
             image = image.convert("RGBA")
         return image.convert("RGB")
 
     def eight(self, values: NDArray[Any]) -> Pixels:
-        """The upper 8 of the bits that 16-bit pixels use."""
+        """The upper 8 of the used bits of 16-bit pixels."""
         most = int(values.max())
         if most < 1 << self.bits - 3 and not self.dark:
             self.dark = True
@@ -291,7 +293,7 @@ class _Decoder:
         out[...] = pixels if self.mode == "L" else pixels.transpose(2, 0, 1)
 
     def small(self, image: Any, resize: int) -> Pixels:
-        """The whole image (height, width, channels), its shorter side made `resize` pixels if it is longer."""
+        """The whole image (height, width, channels), with its shorter side reduced to `resize` pixels if longer."""
         width, height = image.size
         factor = resize / min(width, height)
         if factor < 1:
@@ -323,14 +325,14 @@ def _per_channel(argument: str, value: Any, channels: int, positive: bool) -> ND
 
 
 def default_workers() -> int:
-    """The cores that this process may use, divided among the ranks of a launcher, at most 8."""
+    """The cores of this process, divided among the ranks of a launcher, at most 8."""
     return max(1, min(MOST_WORKERS, environment.usable_cpus() // (launcher_world_size() or 1)))
 
 
 class ImageFolder(Source):
     """The images of a folder as a source; see image_folder for its keywords.
 
-    broken: what is wrong with each file that turned out to be broken, by its path.
+    broken: the error of each broken file found so far, by its path.
     """
 
     dtype = np.dtype(np.uint8)
@@ -373,7 +375,7 @@ class ImageFolder(Source):
         self.workers = default_workers() if workers is None else integer("workers", workers, 1, 1024)
         self._set_colours(mean, deviation, channels)
         self.progress = flag("progress", progress)
-        root = unpacked(folder, self.progress).absolute()  # it is read later, whatever folder is current then
+        root = unpacked(folder, self.progress).absolute()  # the current folder may change
         self.listing = list_images(root, names_of(classes), self.progress)
         self.classes = self.listing.classes
         self.targets = self.listing.targets
@@ -391,7 +393,7 @@ class ImageFolder(Source):
             self.listing = Listing(root, self.listing.classes, paths, self.targets, stamps)
 
     def _set_colours(self, mean: Any, deviation: Any, channels: int) -> None:
-        """What the network sees is (pixel / 255 - mean) / deviation."""
+        """Set scale and shift so that the network gets (pixel / 255 - mean) / deviation."""
         usual = {3: (MEAN, DEVIATION), 1: ((0.0,), (1.0,))}[channels]
         given = []
         for argument, value, default in (("mean", mean, usual[0]), ("deviation", deviation, usual[1])):
@@ -437,7 +439,7 @@ class ImageFolder(Source):
         return list(self._pool.map(work, range(count)))
 
     def _one(self, row: int, box: Callable[[int, int], Box], flip: bool, out: Pixels) -> None:
-        """A sample; that of the next image of its class where the file is broken."""
+        """A sample; if its file is broken, that of the next image of its class."""
         for other in self._instead(row):
             try:
                 if self._decoded is None:
@@ -452,7 +454,7 @@ class ImageFolder(Source):
         raise DataError(f"{self.listing.root}: every image of class {name!r} is broken, as {self._broken_words()}")
 
     def _decoded_pixels(self, cache: Decoded, row: int) -> Pixels:
-        """From the cache, or from the image's own file where the cache is damaged."""
+        """Pixels from the cache, or from the image's own file if the cache is damaged."""
         pixels = cache.pixels(row)
         if pixels is None:
             with self._lock:
@@ -466,11 +468,11 @@ class ImageFolder(Source):
         return pixels
 
     def _small(self, row: int) -> Pixels:
-        """The whole image of a file, its shorter side made `resize` pixels if it is longer."""
+        """The whole image of a file, with its shorter side reduced to `resize` pixels if longer."""
         return self._decoder.small(self._decoder.open(files.content(self.path(row))), self.resize)
 
     def _stored(self, place: Path) -> Decoded:
-        """All images, decoded once into files of this folder. Those that are broken are left out, and named."""
+        """All images, decoded once into files of this folder. Broken ones are left out, and named."""
         channels, count = self.shape[0], len(self)
 
         def one(row: int) -> Pixels | None:
@@ -499,20 +501,20 @@ class ImageFolder(Source):
         return found
 
     def _instead(self, row: int) -> Iterator[int]:
-        """The row, then the others of its class; without those that are known to be broken."""
+        """The row, then the others of its class; without known broken ones."""
         if str(self.path(row)) not in self.broken:
             yield row
-        alike = np.flatnonzero(self.targets == self.targets[row])  # not side by side where classes= orders them
+        alike = np.flatnonzero(self.targets == self.targets[row])  # not side by side if classes= orders them
         place = int(np.searchsorted(alike, row))
         for other in np.roll(alike, -place)[1:].tolist():
             if str(self.path(other)) not in self.broken:
                 yield other
 
     def is_broken(self, path: Path, error: BaseException) -> None:
-        """An error if strict; else the file is counted, and a warning names it."""
+        """Raise an error if strict; else count the file and warn of it."""
         reason = _reason(error)
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise DataError(f"{path}: {reason}") from error  # nothing that is the file's fault
+            raise DataError(f"{path}: {reason}") from error  # not the file's fault
         if self.strict:
             raise DataError(
                 f"{path}: {reason} (strict=False, --no-strict on the command line, skips such files)"
@@ -565,27 +567,28 @@ def image_folder(
 
     folder     or a tar archive of one, which is unpacked into the cache once.
     size       of the samples in pixels, one number or (height, width).
-    augment    True: in training a random resized crop and a flip; False, and to evaluate: the shorter side is made
-               `resize`, and the middle cut out.
+    augment    True: in training a random resized crop and a flip; False, and for evaluation: the shorter side becomes
+               `resize`, and the middle is cut out.
     resize     None: 256 / 224 of the smaller side of `size`; at least the larger one.
     scale      of a random crop's area, as a share of the image's: (0.08, 1).
     ratio      of a random crop's width to its height: (3/4, 4/3).
-    flip       the probability that it is mirrored: 0.5.
-    mean       and deviation: the network sees (pixel / 255 - mean) / deviation, a number or one a channel; "imagenet":
-               ImageNet's (of grey images 0 and 1).
+    flip       the probability of mirroring: 0.5.
+    mean       and deviation: the network gets (pixel / 255 - mean) / deviation, a number or one a channel; "imagenet":
+               ImageNet's (for grey images 0 and 1).
     channels   3: red, green and blue; 1: grey.
     workers    threads that decode; None: the cores, divided among the ranks, at most 8.
     strict     True: a broken file is an error. False: a warning names and counts it, and the next image of its class is
                read in its place.
-    cache      True, or a folder: images are decoded once, their shorter side made `resize` where it is longer, into a
-               memory map on the disk (3 bytes a pixel; default: the package's cache). Crops are cut out of these, and
-               broken files are left out of the set.
-    classes    the classes there may be, in their order: those of the training part for another one; None: all folders.
-    bits       that 16-bit images use, 8 to 16: the upper 8 of them become the sample. 12 for a camera's or a scanner's
-               12; a warning says where an image uses few.
-    exif       True: images are turned as the camera noted (EXIF's orientation). False: they are not, as by torchvision.
+    cache      True, or a folder: images are decoded once into a memory map on the disk, with a shorter side of at most
+               `resize` (3 bytes a pixel; default: the package's cache). Crops are cut out of these, and broken files
+               are left out of the set.
+    classes    allowed classes, in their order, as those of the training part for another part; None: all folders.
+    bits       used by 16-bit images, 8 to 16: the upper 8 of them become the sample. 12 for a camera's or a scanner's
+               12; a warning names an image that uses few.
+    exif       True: images are turned by EXIF's orientation, as the camera noted. False: they are not, as by
+               torchvision.
     seed       of crops and flips, which depend on (seed, epoch, sample) alone.
-    progress   show a bar on what takes long.
+    progress   show a bar for long work.
     name       of the set, in messages and reports; None: the folder's.
 
     Files of other formats are left out, and a warning counts them by their suffixes. DataError: no such folder, no
@@ -619,7 +622,7 @@ def image_folder(
 
 
 def unpacked(path: str | os.PathLike[str], progress: bool = True) -> Path:
-    """The folder itself, or the one in the cache into which a tar archive is unpacked once."""
+    """The folder itself, or the folder in the cache into which a tar archive is unpacked once."""
     path = Path(path)
     if not path.name.lower().endswith(ARCHIVES) or path.is_dir():
         return path
@@ -652,20 +655,20 @@ def _show_unpacking(bar: Any, size: int, text: str) -> None:
 
 
 def _inside(folder: Path) -> Path:
-    """An archive often holds one folder with all else in it."""
+    """The only folder in an unpacked archive, if it holds everything."""
     found = _entries(folder)
     deeper = [one for one in _entries(found[0].path) if one.is_dir()] if len(found) == 1 and found[0].is_dir() else []
     return Path(found[0].path) if deeper else folder
 
 
 def check_end(path: Path, archive: tarfile.TarFile, file: IO[bytes]) -> None:
-    """tarfile reads the end of the file, or a damaged header, as the archive's end, which is a block of zeros."""
+    """Verify the archive's end, a block of zeros: tarfile takes the end of the file, or a damaged header, for it."""
     stream = archive.fileobj
     assert stream is not None
     if stream is file:
         stream.seek(archive.offset)
         ended = stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
-    else:  # no way back in what is unpacked; its checksum is at the end
+    else:  # unpacked data cannot be read backwards; its checksum is at the end
         ended = stream.tell() == archive.offset + tarfile.BLOCKSIZE
         while stream.read(1 << 20):
             pass
@@ -674,9 +677,9 @@ def check_end(path: Path, archive: tarfile.TarFile, file: IO[bytes]) -> None:
 
 
 def _unpack(path: Path, folder: Path, bar: Any, report: Callable[[str], None]) -> None:
-    """The images of an archive, below a folder that appears when all of them are there."""
+    """Unpack the images of an archive, below a folder that appears when all of them are there."""
     unfinished = folder.with_suffix(".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
     try:
         _unpack_into(unfinished, path, bar, report)
         unfinished.rename(folder)
@@ -686,7 +689,7 @@ def _unpack(path: Path, folder: Path, bar: Any, report: Callable[[str], None]) -
 
 
 def _unpack_into(folder: Path, path: Path, bar: Any, report: Callable[[str], None]) -> None:
-    """Nothing is written but images under their own names below the folder, and no link."""
+    """Write images alone, under their own names below the folder, and no link."""
     size = path.stat().st_size
     made: set[Path] = set()
     others: Counter[str] = Counter()
@@ -731,10 +734,10 @@ def load(
     progress: bool = True,
     **how: Any,
 ) -> tuple[Dataset, Dataset]:
-    """(train, validation): folder/train/<class>/ and folder/val/<class>/ (or validation, valid, test), where they are.
+    """(train, validation): folder/train/<class>/ and folder/val/<class>/ (or validation, valid, test), if they exist.
 
-    Else folder/<class>/ is divided: `validation` is the share to validate on, drawn by the seed; None: 0.1. The rest of
-    the keywords are image_folder's.
+    Otherwise folder/<class>/ is divided: `validation` is the share to validate on, drawn by the seed; None: 0.1. All
+    other keywords are image_folder's.
     """
     root = unpacked(folder, progress)
     parts = [next((root / name for name in names if (root / name).is_dir()), None) for names in (TRAIN, VALIDATION)]

@@ -1,4 +1,4 @@
-"""Batches that something else makes, as PyTorch's DataLoader, gathered into a set in memory or read as they come."""
+"""Batches from an iterable, as PyTorch's DataLoader, gathered into a set in memory or read as they come."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gossipgrad.data.source import EVALUATION, Source
 from gossipgrad.errors import DataError, flag, integer, plain_array
 from gossipgrad.launch.terminal import Bar
 
-MOST_CURSORS = 64  # iterators of an epoch, or of evaluation, that a stream has open at a time
+MOST_CURSORS = 64  # max open iterators of an epoch, or of evaluation, of a stream
 
 
 def _array(value: Any, what: str) -> NDArray[Any]:
-    """An array from NumPy's, PyTorch's, or anything like them."""
+    """An array from NumPy's, PyTorch's, or a similar one."""
     for step in ("detach", "cpu", "numpy"):
         method = getattr(value, step, None)
         if callable(method) and not isinstance(value, np.ndarray):
@@ -102,11 +102,11 @@ def _length(iterable: Any) -> int | None:
 
 
 def _begun(iterable: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
-    """(iter(iterable), what gives its batches), begun with the first one on a thread that Python has made, as a
-    reader's is not.
+    """(iter(iterable), an iterator over its batches), begun with the first batch on a thread made by Python, unlike a
+    reader's.
 
-    What such a foreign thread forks ends with an error in CPython, and a DataLoader takes that of its workers for their
-    failing. A generator forks them for its first batch.
+    Processes forked from a foreign thread end with an error in CPython, and a DataLoader takes that for a failure of
+    its workers. A generator forks them for its first batch.
     """
     if threading.get_ident() == threading.main_thread().ident:
         batches = iter(iterable)
@@ -130,7 +130,7 @@ def _begun(iterable: Iterable[Any]) -> tuple[Iterator[Any], Iterator[Any]]:
 
 
 class _Cursor:
-    """One pass through the batches, and how far it is."""
+    """One pass through the batches, and its position."""
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         self.iterator, self.batches = _begun(iterable)
@@ -138,7 +138,7 @@ class _Cursor:
         self.number = 0
         self.marks: list[int] = []  # after each batch a checksum of all targets so far
         self.begin = self.end = 0  # samples of the batch at hand
-        self.read = 0  # samples before this one have been read, or will not be
+        self.read = 0  # samples before this one have been read or skipped
         self.batch: tuple[NDArray[Any], NDArray[Any]] | None = None
 
     def forward(self, count: int, name: str) -> None:
@@ -147,7 +147,7 @@ class _Cursor:
         except Exception:
             if self._own():
                 raise
-            found = None  # of an iterator that another thread has begun anew meanwhile
+            found = None  # another thread has begun the iterator anew meanwhile
         if not self._own():
             raise DataError(
                 f"{name}: another pass has begun the iterator of this one anew, as a DataLoader gives the same one to "
@@ -172,18 +172,19 @@ _owners: weakref.WeakValueDictionary[int, _Cursor] = weakref.WeakValueDictionary
 
 
 class Stream(Source):
-    """A pass through an iterable in each epoch and each evaluation. Rows are read in ascending order; each reader has a
-    pass of its own."""
+    """A pass through an iterable in each epoch and each evaluation. Each reader has a pass of its own, and reads rows
+    in ascending order.
+    """
 
     ordered = True
 
     def __init__(self, iterable: Iterable[Any], samples: int, name: str) -> None:
         self.iterable, self.count, self.name = iterable, samples, name
-        self.passed: dict[int, int] = {}  # of the last epoch: the mark after so many samples
+        self.passed: dict[int, int] = {}  # of the last epoch: marks by numbers of samples
         self._begin()
         first = _Cursor(iterable)
         first.forward(samples, name)
-        self.mark = first.marks[0]  # of the first batch, which ranks compare
+        self.mark = first.marks[0]  # of the first batch, for comparison between ranks
         assert first.batch is not None
         x, y = first.batch
         self.shape, self.dtype = tuple(x.shape[1:]), x.dtype
@@ -191,11 +192,11 @@ class Stream(Source):
         self.target_dtype = np.dtype(np.int32 if y.dtype.kind in "iub" else np.float32)
 
     def _begin(self) -> None:
-        """No pass is open."""
+        """Start without open passes."""
         self._lock = threading.Lock()
         self._epoch = -2
         self._cursors: list[_Cursor] = []
-        self._evaluations: dict[int, _Cursor] = {}  # of each thread that evaluates; the last used is the last
+        self._evaluations: dict[int, _Cursor] = {}  # of each thread that evaluates, the most recently used last
 
     def _opened(self, floats: bool = False) -> Stream:
         one = copy.copy(self)
@@ -215,13 +216,13 @@ class Stream(Source):
             cursor = self._evaluation_at(int(rows[0])) if epoch == EVALUATION else self._at(int(rows[0]))
             try:
                 self._fill(cursor, rows, samples, targets)
-            except BaseException:  # an iterator that failed gives nothing more
+            except BaseException:  # a failed iterator is of no more use
                 self._cursors = [one for one in self._cursors if one is not cursor]
                 self._evaluations = {thread: one for thread, one in self._evaluations.items() if one is not cursor}
                 raise
             cursor.read = int(rows[-1]) + 1
             if epoch == EVALUATION and rows[-1] == self.count - 1:
-                del self._evaluations[threading.get_ident()]  # at its end, where an iterator ends its workers
+                del self._evaluations[threading.get_ident()]  # at its end an iterator ends its workers
 
     def _fill(self, cursor: _Cursor, rows: NDArray[Any], samples: NDArray[Any], targets: NDArray[Any] | None) -> None:
         at = 0
@@ -247,18 +248,18 @@ class Stream(Source):
             at = here
 
     def _compare(self, cursor: _Cursor) -> None:
-        """DataError where another pass of these ranks has had other targets up to this batch."""
+        """DataError if another pass of these ranks had other targets up to this batch."""
         self.passed[cursor.end] = cursor.marks[-1]
         for other in (*self._cursors, *self._evaluations.values()):
             if len(other.marks) >= cursor.number and other.marks[cursor.number - 1] != cursor.marks[-1]:
                 raise DataError(differs(self.name, f"in batch {cursor.number - 1}"))
 
     def _evaluation_at(self, row: int) -> _Cursor:
-        """The pass of the thread that evaluates; a new one where that is behind the row.
+        """The pass of the thread that evaluates; a new one if that is past the row.
 
-        All evaluations are one epoch, so a row before those that were read begins the next one. A rank that evaluates a
-        part of the samples never comes to the end: what it leaves is replaced by the thread's next pass, or is the one
-        that was used least recently.
+        All evaluations are one epoch, so a row before those already read begins the next one. A rank that evaluates a
+        part of the samples never reaches the end. The thread's next pass then replaces its pass, or closes it as the
+        least recently used one.
         """
         thread = threading.get_ident()
         cursor = self._evaluations.pop(thread, None)
@@ -270,7 +271,7 @@ class Stream(Source):
         return cursor
 
     def _at(self, row: int) -> _Cursor:
-        """The pass that is nearest before a row; a new one where all are behind it."""
+        """The pass nearest before a row; a new one if all are past it."""
         before = [one for one in self._cursors if one.begin <= row]
         if before:
             return max(before, key=lambda one: one.begin)
@@ -283,7 +284,7 @@ class Stream(Source):
 
 
 def differs(name: str, where: str) -> str:
-    """What to say of passes that are not alike."""
+    """The error text for passes that differ."""
     return (
         f"{name}: its passes differ, by the targets {where}, so ranks would train on some samples twice and on others "
         "never; allowed: an order that is the same in each rank's pass (shuffle=False), stream=False, or sharded=True "
@@ -304,14 +305,14 @@ def from_iterable(
     """The Dataset of an iterable of batches, each a pair (samples, targets) of arrays or tensors: PyTorch's DataLoader,
     a generator, a list.
 
-    stream       False: one pass gathers all into memory; what the iterable draws at random is drawn once, and order,
-                 shards and resuming are fit's. True: each epoch is a pass of its own through the iterable, so it must
-                 be one that can be iterated again; it has the order, and fit's shuffle no effect. Several ranks each
-                 pass through all of it for their shards. Where passes differ, as with shuffle=True, that is an error,
-                 found by the targets; then, or where it takes too long, each rank wants an iterable of its own part
+    stream       False: one pass gathers all into memory. The iterable's random choices are then made once; order,
+                 shards and resuming are fit's. True: each epoch is a pass of its own, so the iterable must allow
+                 several passes. It decides the order, and fit's shuffle has no effect. Each of several ranks passes
+                 through all of it for its shard. If passes differ, as with shuffle=True, the targets reveal it, and it
+                 is an error. Then, or if that takes too long, give each rank an iterable of its own part
                  (sharded=True).
-    samples      of a stream: how many there are in a pass; None: those of iterable.dataset, as a DataLoader has it.
-    scale, shift of the samples in memory, as of Dataset; a stream's batches are as the network is to see them.
+    samples      of a stream: their number in a pass; None: that of iterable.dataset, as a DataLoader has it.
+    scale, shift of the samples in memory, as of Dataset; a stream's batches are used as they are.
 
     ValueError, TypeError: batches that are no such pairs or differ in shape or type, named by their number.
     """

@@ -39,7 +39,7 @@ def cache_folder() -> Path:
 
 
 def find(name: str, folder: Path) -> Path | None:
-    """The file of this name in a folder, plain or with .gz; also with the dot that some copies have in it."""
+    """The file of this name in a folder, plain or with .gz; also with the dot of some copies in its name."""
     for variant in (name, name.replace("-idx", ".idx")):
         for path in (folder / variant, folder / f"{variant}.gz"):
             if path.is_file():
@@ -71,7 +71,7 @@ def _fetch(name: str, folder: Path) -> Path:
 
 
 def _fetch_all() -> Path:
-    """Fill the cache; of several processes on a machine one fetches, the others wait for it."""
+    """Fill the cache; one process of a machine fetches, the others wait for it."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def _advice(looked: list[Path], reason: str) -> str:
 
 
 def locate(folder: str | os.PathLike[str] | None = None, download: bool = True) -> Path:
-    """The folder that holds all four files. A folder given by name is the only one looked at (and its mnist/)."""
+    """The folder that holds all four files. No other folder is tried for a given one (and its mnist/)."""
     looked = cache.places("mnist", folder)
     for place in looked:
         present = [name for name in FILES if find(name, place)]
@@ -112,14 +112,14 @@ def locate(folder: str | os.PathLike[str] | None = None, download: bool = True) 
 def load(folder: str | os.PathLike[str] | None = None, download: bool = True) -> tuple[Dataset, Dataset]:
     """(60,000 to train, 10,000 to test), samples (1, 28, 28) in 0..1.
 
-    folder: where the four IDX files lie, plain or gzip; None: $GOSSIPGRAD_DATA/mnist, the cache, the network.
-    DataError says what is missing, damaged or swapped. Other sets in the same format and names work as well.
+    folder: the folder of the four IDX files, plain or gzip; None: $GOSSIPGRAD_DATA/mnist, the cache, the network.
+    DataError names missing, damaged or swapped files. Other sets in this format with these names work as well.
     """
     place = locate(folder, download)
     sets = []
     for part in ("train", "t10k"):
         images, labels = (find(f"{part}-{kind}", place) for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
-        assert images is not None and labels is not None  # locate has seen them
+        assert images is not None and labels is not None  # locate has found them
         x, y = idx.read_pair(images, labels)
         sets.append(Dataset(x[:, None], y, 1 / 255, name="mnist"))
         sets[-1].classes = [str(digit) for digit in range(10)]

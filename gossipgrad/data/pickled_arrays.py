@@ -1,4 +1,4 @@
-"""NumPy's arrays in pickles, read without running what the file contains."""
+"""NumPy's arrays in pickles, read without running the file's content."""
 
 from __future__ import annotations
 

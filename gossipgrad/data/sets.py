@@ -1,4 +1,4 @@
-"""Sets by name: what each is, and its options, which are keywords of load and options of the command line."""
+"""Sets by name, and their options, which are keywords of load and options of the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pair = tuple[Dataset, Dataset]
 
 @dataclass(frozen=True)
 class Common:
-    """What every set may be given besides its own options."""
+    """Options of every set."""
 
     folder: Path_ | None
     seed: int
@@ -196,10 +196,10 @@ def load(
     shakespeare  input.txt from `folder` (or any text file), $GOSSIPGRAD_DATA/shakespeare or the cache; sequence=64,
                  windows="random" as of gossipgrad.data.text.
     imagefolder  the images in `folder` (or an archive), which has train/<class>/ and val/<class>/, or <class>/ alone,
-                 of which a tenth is to validate on; image_size=224, channels=3, augment=True, workers=, strict=False,
+                 with a tenth to validate on; image_size=224, channels=3, augment=True, workers=, strict=False,
                  cache_images=False, bits=16, exif=False as size= and so on of gossipgrad.data.image_folder.
 
-    progress: show how far reading and decoding are. seed: of what is drawn.
+    progress: show the progress of reading and decoding. seed: of random choices.
     Errors: DataError for files, ValueError for another name, TypeError for an option that the set does not have.
     """
     choice("dataset", name, NAMES)

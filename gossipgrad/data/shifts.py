@@ -1,4 +1,4 @@
-"""Images of a set in memory, moved and mirrored at random while training: what networks for CIFAR-10 are trained on."""
+"""Images of a set in memory, moved and mirrored at random while training: the usual augmentation for CIFAR-10."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class _Shifted(Source):
 
 
 def random_crop(data: Dataset, padding: int = 4, flip: float = 0.5, *, seed: int = 0) -> Dataset:
-    """The set with its images (channels, height, width) moved and mirrored in training, each epoch in another way.
+    """The set with its images (channels, height, width) moved and mirrored in training, differently in each epoch.
 
-    As torchvision's RandomCrop(size, padding=padding) and RandomHorizontalFlip(flip): zeros (black, before scale and
-    shift) are put around an image, and a part of the old size is cut out; with the probability `flip` it is mirrored.
-    What a sample becomes depends on (seed, epoch, sample) alone. Nothing is drawn to evaluate.
+    As torchvision's RandomCrop(size, padding=padding) and RandomHorizontalFlip(flip). An image is padded with zeros
+    (black, before scale and shift), and a part of the old size is cut out. With the probability `flip` it is mirrored.
+    The result depends on (seed, epoch, sample) alone. Evaluation draws nothing.
     """
     if len(data.shape) != 3:
         raise ValueError(f"data: samples of shape {data.shape}; allowed: images (channels, height, width)")

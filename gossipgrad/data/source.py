@@ -1,4 +1,4 @@
-"""Where samples come from that are not arrays in memory: files that are decoded, texts that are cut, iterables."""
+"""Samples that are not arrays in memory: files that are decoded, texts that are cut, iterables."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ EVALUATION = -1  # the epoch in which nothing is drawn at random
 
 
 class Source(ABC):
-    """What a sample is, how many there are, and how some of them are read: the base of sources of one's own.
+    """Samples that are read on demand, with their form and number: the base of a user's own sources.
 
-    gossipgrad.Dataset(source) is the set. A subclass gives these as attributes, and __len__ and read:
+    gossipgrad.Dataset(source) is the set. A subclass has these as attributes, and __len__ and read:
 
     name          for messages and reports.
     shape, dtype  of one sample: uint8 or float32, or int32 tokens.
-    scale, shift  what the network sees is scale * element + shift: numbers, or one a channel, which is the first axis,
+    scale, shift  the network gets scale * element + shift: numbers, or one a channel, which is the first axis,
                   or one for each element, arrays of `shape`.
     targets       all targets, an array, or None: then `read` gives them, of target_shape and target_dtype (int32 or
                   float32) a sample.
-    classes       the classes' names where `targets` are classes, or None.
-    values        how many tokens there are, and classes in targets that are read; 0: that is not known.
-    ordered       True: in an epoch each rank reads rows in ascending order alone, and the calls for a set are one after
-                  the other. Those of the ranks of a virtual cluster alternate, each going on where its own last one
-                  ended. Evaluation has one epoch, -1, and begins anew each time.
-    streams       True: each sample goes on where the one before it ends; see gossipgrad.data.text.
+    classes       the classes' names if `targets` are classes, or None.
+    values        the number of different tokens, and of classes in targets that are read; 0: unknown.
+    ordered       True: in an epoch each rank reads rows in ascending order alone, and the calls for a set come one
+                  after the other. Those of the ranks of a virtual cluster alternate; each continues after its own last
+                  one. Evaluation has one epoch, -1, and begins anew each time.
+    streams       True: each sample continues the one before it; see gossipgrad.data.text.
     readers       threads of a rank that call `read` at the same time.
     ahead         batches that a rank reads ahead of the network.
 
-    What read gives depends on (row, epoch) alone, so it does not depend on ranks, threads or the order of calls.
+    The results of read depend on (row, epoch) alone, so they do not depend on ranks, threads or the order of calls.
     """
 
     name: str = "source"
@@ -51,25 +51,25 @@ class Source(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
 
     @abstractmethod
     def read(self, rows: NDArray[Any], epoch: int, samples: NDArray[Any], targets: NDArray[Any] | None) -> None:
         """Fill `samples` (n, *shape), and `targets` (n, *target_shape) unless it is None, with these rows.
 
-        epoch: 0, 1, ...; -1: to evaluate, nothing is drawn at random. An error reaches the caller of fit as it is.
+        epoch: 0, 1, ...; -1: evaluation, without random choices. An error reaches the caller of fit as it is.
         """
 
     def read_new(self, rows: NDArray[Any], epoch: int = EVALUATION) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """(samples, targets) of these rows in memory of their own; targets None where `targets` has them."""
+        """(samples, targets) of these rows in memory of their own; targets None if `targets` has them."""
         samples = np.empty((len(rows), *self.shape), self.dtype)
         targets = None if self.targets is not None else np.empty((len(rows), *self.target_shape), self.target_dtype)
         self.read(rows, epoch, samples, targets)
         return samples, targets
 
     def _opened(self, floats: bool = False) -> Source:
-        """What one fit, or one evaluation, reads: the source, or the same with a place of its own where it has one.
+        """The source for one fit or one evaluation: itself, or a copy with a position of its own.
 
-        floats: the loss takes targets as float32; what reads them from numbers of any kind gives them so.
+        floats: the loss takes targets as float32; a source of targets of any numeric type then returns float32.
         """
         return self

@@ -1,4 +1,4 @@
-"""Sets that are drawn, to try things out without files."""
+"""Random sets, for trials without files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def synthetic(
 def synthetic_tokens(
     sequence: int, tokens: int, train: int = 2000, test: int = 500, *, seed: int = 0
 ) -> tuple[Dataset, Dataset]:
-    """(train, test): windows (n, sequence) of tokens with those that follow, nine in ten by a rule, others random."""
+    """(train, test): windows (n, sequence) of tokens with their successors, nine in ten by a rule, others random."""
     generator = np.random.default_rng(seed)
     rule = generator.permutation(tokens).astype(np.int32)
     sets = []

@@ -1,4 +1,4 @@
-"""Tables: CSV files, plain or gzip, with a header or without, data frames, and NPZ files of NumPy."""
+"""Tables: CSV files, plain or gzip, with or without a header, data frames, and NPZ files of NumPy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Path_ = str | os.PathLike[str]
 Columns = str | int | Sequence[str | int]
 Row = tuple[int, Sequence[str]]  # the number of its first line, and its fields
 
-FIELDS = 1 << 18  # that are converted together
+FIELDS = 1 << 18  # converted together
 DELIMITERS = ",;\t|"
 LISTED = 5  # rows that a message names
 _MISSING = frozenset(("", "na", "n/a", "<na>", "nan", "nat", "null", "none", "?"))
@@ -42,12 +42,12 @@ _MISSING = frozenset(("", "na", "n/a", "<na>", "nan", "nat", "null", "none", "?"
 
 @dataclass
 class _Table:
-    """Names of the columns, and rows that are read as they are asked for."""
+    """Names of the columns, and rows that are read on demand."""
 
     where: str  # for messages
     unit: str  # of a row's number: "line", "row"
     names: list[str]
-    header: bool  # do columns have names of their own?
+    header: bool  # True if columns have names of their own
     rows: Iterator[Row]
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class _Table:
         return found
 
     def same(self, columns: list[int]) -> list[str | int]:
-        """These columns in another file: by their names, which may be digits, or where there are none by number."""
+        """These columns in another file: by their names, which may be digits, or without names by number."""
         return [self.names[i] if self.header else i for i in columns]
 
 
@@ -101,8 +101,9 @@ def _checked(text: Iterable[str], path: Path) -> Iterator[str]:
 
 
 def _rows(lines: Iterable[str], delimiter: str, path: Path) -> Iterator[Row]:
-    """The rows of these lines; empty lines are none. A field that is too long for the reader is an error, so that a
-    quote that is not closed costs no more than that."""
+    """The rows of these lines; empty lines are none. A field too long for the reader is an error, which bounds the cost
+    of an unclosed quote.
+    """
     reader = csv_module.reader(lines, delimiter=delimiter)
     begin = 1
     try:
@@ -145,7 +146,7 @@ def _of_file(path: Path, text: Iterable[str], delimiter: str | None, header: boo
 
 
 def _is_frame(source: Any) -> bool:
-    """A data frame of pandas, polars or their like, none of which is imported."""
+    """True for a data frame of pandas, polars or a similar library; none is imported."""
     return hasattr(source, "columns") and hasattr(source, "__getitem__")
 
 
@@ -174,7 +175,7 @@ def _is_number(text: str) -> bool:
 
 
 def _wrong(text: str) -> str | None:
-    """What is wrong with a number; None: nothing."""
+    """The fault of a number's text; None: none."""
     if text.strip().lower() in _MISSING:
         return f"{text.strip()!r}, not a number" if text.strip() else "missing"
     if not _is_number(text):
@@ -186,7 +187,7 @@ def _wrong(text: str) -> str | None:
 
 
 class _Reader:
-    """The columns of a table that are wanted, checked: numbers, and one label, whose type all of its fields decide."""
+    """The chosen columns of a table, checked: numbers, and one label, whose type all of its fields decide."""
 
     def __init__(self, table: _Table, label: Columns, features: Columns | None, strict: bool) -> None:
         self.table, self.strict = table, strict
@@ -205,7 +206,7 @@ class _Reader:
         self.numeric = self.features + (self.labels if self.label is None else [])
         self.hint = "; features=[...] chooses columns" if features is None else ""
         self.values: list[NDArray[np.float64]] = []
-        self.kinds: dict[str, int] = {}  # the different fields of the label, in the order in which they occur
+        self.kinds: dict[str, int] = {}  # the different fields of the label, in their order of appearance
         self.codes: list[NDArray[np.int64]] = []
         self.lines: list[NDArray[np.int64]] = []
         self.skipped: list[tuple[int, str]] = []
@@ -228,7 +229,7 @@ class _Reader:
             self.codes.append(np.array([self.kinds.setdefault(text, len(self.kinds)) for text in texts], np.int64))
 
     def _fast(self, rows: list[Row]) -> NDArray[np.float64] | None:
-        """None where any field of any row is not as it should be."""
+        """All rows at once; None if any field of any row is invalid."""
         width = len(self.table.names)
         if any(len(fields) != width for _, fields in rows):
             return None
@@ -244,7 +245,7 @@ class _Reader:
         return values if plain and (np.abs(values) <= LARGEST).all() else None
 
     def _slow(self, rows: list[Row]) -> tuple[list[Row], NDArray[np.float64]]:
-        """Row by row: what is wrong in which line; an error, or such rows are left out."""
+        """Row by row: invalid rows are an error that names the line, or are left out."""
         names, good = self.table.names, []
         for line, fields in rows:
             if len(fields) != len(names):
@@ -286,7 +287,7 @@ class _Reader:
         return np.ascontiguousarray(table[:, : len(self.features)]), np.ascontiguousarray(targets), names
 
     def _label(self, classes: Sequence[str] | None) -> tuple[NDArray[np.bool_], NDArray[Any], list[str] | None]:
-        """(which rows have one, their targets, names of the classes): by all fields of the column."""
+        """(mask of rows that have a label, their targets, names of the classes): by all fields of the column."""
         codes, lines = (np.concatenate(one or [np.empty(0, np.int64)]) for one in (self.codes, self.lines))
         kinds, name = list(self.kinds), self.table.names[self.labels[0]]
         known = [kind.lower() not in _MISSING for kind in kinds]
@@ -314,7 +315,7 @@ class _Reader:
     def _classes(
         self, kinds: list[str], codes: NDArray[np.int64], lines: NDArray[np.int64], classes: Sequence[str] | None
     ) -> NDArray[np.int32]:
-        """The class of each row; `names` becomes those of the classes."""
+        """The class of each row; `names` receives the classes' names."""
         self.names = sorted(kinds[code] for code in set(codes.tolist())) if classes is None else list(classes)
         place = {name: i for i, name in enumerate(self.names)}
         found = np.array([place.get(kind, -1) for kind in kinds], np.int32)[codes]
@@ -330,7 +331,7 @@ class _Reader:
 
 @dataclass
 class _Read:
-    """What a table gives: features (n, k), targets (n,) or (n, m), names of classes, columns in another table."""
+    """The content of a table: features (n, k), targets (n,) or (n, m), names of classes, columns in another table."""
 
     x: NDArray[np.float64]
     y: NDArray[Any]
@@ -393,8 +394,8 @@ def standardize(train: Dataset, *others: Dataset) -> tuple[Dataset, ...]:
     """These sets with each feature's mean 0 and standard deviation 1 in the first of them, the training part.
 
     Samples are float arrays (n, ...), and a feature is a place in a sample. One that never changes becomes 0. The
-    result has `standardization`, a pair (mean, deviation) of float64 arrays in the shape of a sample: new samples are
-    made alike by (x - mean) / deviation. All is computed in float64, of float64 samples as they were given, so that
+    result has `standardization`, a pair (mean, deviation) of float64 arrays in the shape of a sample: apply
+    (x - mean) / deviation to new samples. All is computed in float64, from the original float64 samples, so that
     features far from 0, as times in seconds, keep their differences. The result has scale 1 and shift 0, and copies
     the samples. ValueError: a set with several inputs or targets, or with samples of another type.
     """
@@ -416,7 +417,7 @@ def moments(samples: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.floa
     mean = np.asarray(sum(piece.sum(axis=0, dtype=np.float64) for piece in pieces) / len(samples))
     square = sum(((piece - mean) ** 2).sum(axis=0) for piece in pieces) / len(samples)
     deviation = np.sqrt(square)
-    # A feature that is constant, if need be up to rounding, has no deviation to divide by.
+    # A feature that is constant, up to rounding, has no deviation to divide by.
     constant = np.logical_and.reduce([(piece == samples[0]).all(axis=0) for piece in pieces])
     constant |= deviation <= np.finfo(samples.dtype).eps * np.abs(mean)
     return mean, np.where(constant, 1.0, deviation)
@@ -478,23 +479,23 @@ def csv(
 
     path         the file, or a data frame, as of pandas or polars.
     label        the column of the targets, by its name or number (-1: the last). Text becomes the classes 0, 1, ... in
-                 alphabetical order, whose names the set has as `classes`. All fields of the column say whether it is of
-                 text or of numbers; one of both is an error. A list of columns: targets (n, m), numbers.
-    test         another table with the same columns, or a share in 0..1 of the rows, drawn by the seed: the result is
+                 alphabetical order; the set's `classes` has their names. All fields of the column decide if it is text
+                 or numbers; a mixture is an error. A list of columns: targets (n, m), numbers.
+    test         another table with these columns, or a share in 0..1 of the rows, drawn by the seed: the result is
                  (train, test).
     features     the columns of the samples; None: all but the label.
-    classes      names of the classes that labels may be, in their order, as those of the training part for another
-                 table: test.classes == train.classes. Labels that look like numbers are names then.
+    classes      names of the allowed labels, in their order, as those of the training part for another table:
+                 test.classes == train.classes. Labels that look like numbers are then names.
     standardize  True: each feature gets mean 0 and deviation 1 in the training part; see gossipgrad.data.standardize.
                  A Dataset: with its mean and deviation.
     delimiter    None: the most frequent of , ; tab | in the first line.
-    header       whether the first line names the columns; None: it does if no field in it is a number.
+    header       True if the first line names the columns; None: it does if no field in it is a number.
     strict       True: a row with another number of fields, or with a field that is missing, NaN or no number, is an
-                 error that names the line and the column. False: such rows are skipped, and a warning counts them; a
-                 label is what most of its fields are, text or numbers.
+                 error that names the line and the column. False: such rows are skipped, and a warning counts them; most
+                 fields of the label decide if it is text or numbers.
 
-    Numbers are read as float64, which gossipgrad.data.standardize computes in, and become float32 where they are
-    trained on. DataError: damaged files, columns that are not there, rows as above. Shows a progress bar if `progress`.
+    Numbers are read as float64, for gossipgrad.data.standardize, and become float32 for training. DataError: damaged
+    files, missing columns, rows as above. Shows a progress bar if `progress`.
     """
     how = (delimiter, header, flag("strict", strict))
     first = _read(path, label, features, *how, names_of(classes), progress)
@@ -544,9 +545,9 @@ def npz(
     scale, shift      as of Dataset: uint8 pixels want scale=1/255.
     standardize       as for csv.
 
-    Files that hold Python objects are not read, because that would run what they contain. An array larger than memory
-    is no NPZ file but a .npy one: gg.data.Dataset(numpy.load("x.npy", mmap_mode="r"), y). DataError: damaged files,
-    arrays that are not there, of different lengths, or with elements that are not finite.
+    Files that hold Python objects are refused, because reading them would run their content. An array larger than
+    memory is not for an NPZ file but a .npy one: gg.data.Dataset(numpy.load("x.npy", mmap_mode="r"), y). DataError:
+    damaged files, missing arrays, different lengths, or elements that are not finite.
     """
     path = Path(path)
     if (samples is None) != (targets is None):
@@ -612,7 +613,7 @@ def _read_npz(
 
 
 def _array(what: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo, show: Callable[[int], None]) -> NDArray[Any]:
-    """A member of an NPZ file. What its header says is compared with its size before memory is taken."""
+    """A member of an NPZ file. Its header is compared with its size before memory is allocated."""
     file: Any
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)

@@ -1,4 +1,4 @@
-"""Arrays and layers that a caller gives to an exchange: checks, float32 copies, and the shapes that the core wants."""
+"""Arrays and layers that a caller gives to an exchange: checks, float32 copies, and shapes for the core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Parameter = tuple[str, Sequence[int], str, str, float, float]  # as _core.Excha
 
 
 def floats(what: str, value: Any) -> NDArray[Any]:
-    """An array of floating numbers in the host's memory, without a copy where it can be: NumPy's, or by DLPack."""
+    """An array of floating numbers in the host's memory, NumPy's or by DLPack; without a copy if possible."""
     if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
         try:
             value = np.from_dlpack(value)
@@ -35,7 +35,7 @@ def floats(what: str, value: Any) -> NDArray[Any]:
 
 
 def named(what: str, given: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """`given`, if it is a mapping that has just these names."""
+    """`given`, if it is a mapping with exactly these names."""
     if not isinstance(given, Mapping):
         raise TypeError(f"{what} is a {type(given).__name__}; wanted a mapping from names to arrays")
     for name in given:
@@ -70,26 +70,26 @@ class Shapes(dict[str, tuple[int, ...]]):
             return given.astype(np.float32)
 
     def fitting_all(self, what: str, given: Any) -> Arrays:
-        """float32 copies of all arrays, of finite numbers; `what` is what errors call the mapping."""
+        """float32 copies of all arrays, of finite numbers; `what` names the mapping in errors."""
         made = {name: self.fitting(name, value) for name, value in named(what, given, list(self)).items()}
         for name, array in made.items():
             _check_finite(f"{what}: {name!r}", array)
         return made
 
     def flat(self, arrays: Mapping[str, Any]) -> Arrays:
-        """As the core wants them: contiguous, of its shapes."""
+        """Arrays as the core expects them: contiguous, of its shapes."""
         return {
             name: np.ascontiguousarray(arrays[name], np.float32).reshape(_core_shape(shape))
             for name, shape in self.items()
         }
 
     def shaped(self, arrays: Mapping[str, Array]) -> Arrays:
-        """What the core gives, in the caller's shapes."""
+        """Arrays of the core, in the caller's shapes."""
         return {name: arrays[name].reshape(shape) for name, shape in self.items()}
 
 
 def copies(arrays: Any) -> dict[str, Array]:
-    """float32 copies of what is given, of finite numbers."""
+    """float32 copies of the given arrays, of finite numbers."""
     if not isinstance(arrays, Mapping):
         raise TypeError(f"arrays is a {type(arrays).__name__}; wanted a mapping from names to arrays")
     if not arrays:
@@ -138,7 +138,7 @@ def described(
     roles: Mapping[str, str] | None,
     families: Mapping[str, str] | None,
 ) -> list[tuple[str, list[_Parameter]]]:
-    """As _core.Exchange wants them."""
+    """Layers and parameters as _core.Exchange expects them."""
     names = list(start)
     of_role = _of_all("roles", roles, names, ROLES)
     of_family = _of_all("families", families, names, FAMILIES)
@@ -172,7 +172,7 @@ def described(
 
 
 def of_root(team: _core.Team, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Rank 0's, which all ranks begin with."""
+    """Rank 0's arrays, the common start of all ranks."""
     if agreement.alone(team):
         return arrays
     with stall.within("Exchange"):

@@ -1,4 +1,4 @@
-"""Arrays of one's own trained by the strategies of this package: the caller computes the gradients."""
+"""Arrays of the caller, trained by the strategies of this package; the caller computes the gradients."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from gossipgrad.training.chosen import (
     strategy_options,
 )
 
-_RATES = 1000  # steps of a run whose rates a schedule that is a function gives beforehand
+_RATES = 1000  # steps of a run for which a schedule function is evaluated beforehand
 _MOST_SAMPLES = 2**31 - 1  # of a rank in a step, in the core
 
 
 class Gradients(Mapping[str, Array]):
-    """Where a rank's gradients are written: g["w"][...] = values, or g["w"] = values, which are copied.
+    """The arrays into which a rank's gradients are written: g["w"][...] = values, or g["w"] = values, which are copied.
 
-    The arrays are the same ones for the life of the exchange, and have what was written last.
+    The arrays stay the same for the life of the exchange, and hold the values written last.
     """
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
@@ -66,10 +66,10 @@ class Gradients(Mapping[str, Array]):
 
 
 class Replica:
-    """One rank's arrays, and the calls of a step for this rank alone; of Exchange.replicas.
+    """One rank's arrays, and the calls of a step for this rank alone; an item of Exchange.replicas.
 
-    In a virtual cluster these calls are made in run, on the rank's own thread. RuntimeError for a call at the wrong
-    time or elsewhere, which changes nothing.
+    In a virtual cluster these calls are made in run, on the rank's own thread. A call at the wrong time or place raises
+    RuntimeError and changes nothing.
     """
 
     def __init__(self, exchange: Exchange, local: int) -> None:
@@ -84,7 +84,7 @@ class Replica:
 
     @property
     def rank(self) -> int:
-        """Of the group."""
+        """This rank's number in the group."""
         return self._exchange.rank + self._local
 
     @property
@@ -94,7 +94,7 @@ class Replica:
 
     @property
     def weights(self) -> Mapping[str, Array]:
-        """The arrays by name, float32, read only, in the memory that is trained: they change in step.
+        """The arrays by name, float32, read only, in the memory that is trained: step changes them.
 
         Current after step, need (until ready), wait and settle.
         """
@@ -102,44 +102,44 @@ class Replica:
 
     @property
     def gradients(self) -> Gradients:
-        """Where the gradients are to be written before step, or before the layer is ready."""
+        """The arrays to write gradients into, before step, or before the layer is ready."""
         return self._gradients
 
     # ---- a step in its parts
 
     def begin(self, samples: Sequence[int] | None = None) -> None:
-        """A step begins. samples: of every rank of the group in this step, where they are not alike."""
+        """Begin a step. samples: of every rank of the group in this step, if they differ."""
         self._exchange._rates_known(self._local)
         self._exchange.core.begin(self._local, samples)
 
     def need(self, layer: str) -> None:
-        """When this returns, the layer's weights are current; messages for it are waited for."""
+        """Wait for the layer's messages; afterwards its weights are current."""
         self._exchange.core.need(self._local, self._exchange._layer(layer))
 
     def ready(self, layer: str) -> None:
-        """The layer's gradients are written and its weights used no more in this step: its exchange may begin."""
+        """Begin the layer's exchange: its gradients are written, and this step uses its weights no more."""
         self._exchange.core.ready(self._local, self._exchange._layer(layer))
 
     def poll(self) -> None:
-        """Let messages move."""
+        """Let messages progress."""
         self._exchange.core.poll(self._local)
 
     def end(self) -> None:
-        """The step ends; every layer was ready, RuntimeError if not."""
+        """End the step; RuntimeError if a layer was not ready."""
         self._exchange.core.end(self._local)
 
     def wait(self) -> None:
-        """Between two steps: when this returns, all weights are current."""
+        """Between two steps: wait until all weights are current."""
         self._exchange.core.wait(self._local)
 
     def settle(self) -> None:
-        """Complete what is in flight. Collective: every rank of the group calls it at the same step."""
+        """Complete all exchanges in flight. Collective: every rank of the group calls it at the same step."""
         self._exchange.core.settle(self._local)
 
     def step(
         self, gradients: Mapping[str, Any] | None = None, *, samples: Sequence[int] | None = None, check: bool = True
     ) -> None:
-        """As Exchange.step, of this rank: in run, where each rank makes its own. samples: as for begin."""
+        """Exchange.step for this rank: in run, where each rank makes its own. samples: as for begin."""
         self._write(gradients)
         self._exchange._rates_known(self._local)
         self._exchange.core.whole_step(self._local, samples, check)
@@ -168,39 +168,39 @@ class Exchange:
             x.gradients["w"], x.gradients["b"] = gradients_of(x.weights["w"], x.weights["b"], batch)
             x.step()
 
-    arrays       arrays of finite floating numbers by name, in the order in which they are used; they are copied, as
-                 float32. NumPy's, and by DLPack those of JAX, PyTorch or CuPy that lie in the host's memory. All ranks
-                 must give the same names and shapes, and begin with the values of rank 0.
+    arrays       arrays of finite floating numbers by name, in the order of their use; they are copied, as float32.
+                 NumPy's, and by DLPack those of JAX, PyTorch or CuPy in the host's memory. All ranks must give the
+                 same names and shapes, and begin with the values of rank 0.
     strategy     a Strategy, without shuffle_samples; None: GossipGraD().
     optimizer    an Optimizer, whose schedule is not Plateau; None: SGD(lr=0.01, momentum=0.9).
-    compression  None, or AdaComp(...), where the strategy compresses.
-    comm         as for a Trainer: None for the MPI world, or one rank where no launcher started this process; a
+    compression  None, or AdaComp(...), if the strategy compresses.
+    comm         as for a Trainer: None for the MPI world, or one rank if no launcher started this process; a
                  VirtualCluster without a straggler, whose ranks are all in this process; a communicator of mpi4py.
-    layers       which arrays become ready together: names of arrays by the layer's name, in the order of the forward
+    layers       arrays that become ready together: names of arrays by the layer's name, in the order of the forward
                  pass. None: each array is a layer.
     roles        of arrays by name: "weight", "bias", "scale", "shift", "statistic". Optimisers tell them apart
-                 (no_decay, LARS), and a statistic is not trained: its gradient is what is subtracted from it. Left out:
+                 (no_decay, LARS). A statistic is not trained: its gradient is subtracted from it as it is. Left out:
                  "bias" for names that are or end with ".bias", ".b", else "weight".
     families     of arrays by name: "conv", "linear", "recurrent", "other", for bins of compression. Left out: "conv"
                  from 3 axes on, "linear" for 2, else "other".
     total        steps of all training, for schedules with total="auto".
     seed         of the strategy's draws: partners, rotation.
-    threads      that a rank computes with: updates and mixes. None: OMP_NUM_THREADS, which `gossipgrad run
+    threads      of each rank, for updates and mixes. None: OMP_NUM_THREADS, which `gossipgrad run
                  --threads N` sets, else 1.
     timeout      seconds that a wait for another rank may take before it fails; 0: for ever.
     network      a Network that slows the links down under MPI; a VirtualCluster has its own.
-    trace        spans that each rank records at most; 0: none.
+    trace        max spans that each rank records; 0: none.
 
     ValueError, TypeError on all ranks: arguments that are not allowed, or differ between ranks.
 
-    All ranks make the same steps: a rank that leaves one out keeps its partners waiting, which `timeout` ends with an
-    error. What is in flight when a step ends is waited for at once, so weights are current after it. A caller whose
-    gradients come layer by layer makes the calls of a step itself, and the exchange is hidden behind the computing:
-    begin, need, ready, poll, end of a Replica.
+    All ranks make the same steps. A rank that leaves one out keeps its partners waiting, which `timeout` ends with an
+    error. Every step waits for its exchanges before it ends, so weights are current after it. A caller whose gradients
+    come layer by layer can hide the exchange behind computing: it makes the calls of a step itself, begin, need, ready,
+    poll, end of a Replica.
 
-    In a virtual cluster `replicas` has all ranks. Either write the gradients of all and call x.step() once, or let
-    each rank run the same function, on a thread of its own, of which one runs at a time; results are the same bits in
-    every run and those of MPI:
+    In a virtual cluster `replicas` has all ranks. There are two ways: write the gradients of all and call x.step()
+    once, or let each rank run the same function. Each rank then has a thread of its own, and one runs at a time.
+    Results are the same bits in every run and under MPI:
 
         def train(replica):
             for batch in batches_of(replica.rank):
@@ -312,7 +312,7 @@ class Exchange:
 
     @property
     def virtual(self) -> bool:
-        """Do all ranks live in this process, as threads?"""
+        """True if all ranks live in this process, as threads."""
         return self._team.kind == "virtual"
 
     @property
@@ -342,7 +342,8 @@ class Exchange:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step; to be set between steps, to the same on every rank, in place of the schedule."""
+        """The rate of the next step. Set it between steps, to the same value on every rank; it replaces the
+        schedule."""
         return self.optimizer.rate(self.steps) if self._rate is None else self._rate
 
     @learning_rate.setter
@@ -351,14 +352,14 @@ class Exchange:
         self.core.set_schedule(self._schedule(self.steps, 1))
 
     def counts(self, rank: int = 0) -> dict[str, float]:
-        """What a rank of this process has done, since the beginning.
+        """Totals of a rank of this process, since the beginning.
 
         exposed_seconds  waited for others.
         bytes_sent, messages_sent  to others.
-        skipped          exchanges that were left out, so as not to wait.
+        skipped          exchanges left out to avoid waiting.
         clock_seconds    its clock: virtual time in a virtual cluster.
-        residue          what compression has not sent yet: its norm by that of the weights. While a call of the rank is
-                         under way in another thread, what the last step has sent may be part of it.
+        residue          norm of the values that compression has not sent yet, divided by that of the weights. While
+                         another thread is in a call of the rank, it may include values sent in the last step.
         """
         return self.core.counts(rank)
 
@@ -371,18 +372,19 @@ class Exchange:
         samples: int | Sequence[int] | None = None,
         check: bool = True,
     ) -> None:
-        """Update and exchange, with the gradients that are written; afterwards the weights are current.
+        """Update and exchange, with the written gradients; afterwards the weights are current.
 
         gradients  by name, to be written first: all arrays, of their shapes. In a virtual cluster of several ranks a
-                   list of such, one a rank. None: what lies in `gradients`.
-        samples    how many samples the gradients of this rank are the mean of; in a virtual cluster a list. Where
-                   gradients are averaged, ranks then weigh by them. With MPI this is one more small message to each
-                   rank. None: all ranks alike.
-        check      FloatingPointError that names an array whose gradient has a NaN or an infinity, before anything is
-                   done, so that the step can be repeated on this rank.
+                   list of such, one a rank. None: the values in `gradients`.
+        samples    the number of samples that this rank's gradients average; in a virtual cluster a list. Strategies
+                   that average gradients then weight ranks by it. With MPI this costs one more small message to each
+                   rank.
+                   None: all ranks alike.
+        check      a NaN or an infinity in a gradient is a FloatingPointError that names the array. Nothing is done
+                   before this check, so this rank can repeat the step.
 
-        Every rank makes the same steps. ValueError for names and shapes, TypeError for dtypes; for samples= on all
-        ranks, and nothing is done.
+        Every rank makes the same steps. ValueError for names and shapes, TypeError for dtypes. An error about samples=
+        is raised on all ranks, and nothing is done.
         """
         if gradients is not None:
             given = [gradients] if isinstance(gradients, Mapping) else list(gradients)
@@ -394,12 +396,12 @@ class Exchange:
         self.core.whole_step(None, self._batches(samples), check)
 
     def run(self, function: Callable[[Replica], Any]) -> list[Any]:
-        """function(replica) for each rank of this process; what they return, by rank.
+        """function(replica) for each rank of this process; returns the results by rank.
 
-        In a virtual cluster each rank has a thread of its own, of which one runs at a time: another one while this one
-        waits for a message, or has returned. An exception of one is raised, and the others end at their next wait;
-        Ctrl-C is raised in the next call of each. The exchange is then of no more use. A schedule that is a function
-        lasts for 1000 steps of a run there: RuntimeError in the next one. Elsewhere the function is just called.
+        In a virtual cluster each rank has a thread of its own, and one runs at a time. Another runs when this one waits
+        for a message or has returned. An exception of one rank is raised, and the others end at their next wait; Ctrl-C
+        is raised in the next call of each. The exchange is then of no more use. A schedule that is a function lasts for
+        1000 steps of a run there: RuntimeError in the next one. Elsewhere the function is just called.
         """
         if not callable(function):
             raise TypeError(f"function is a {type(function).__name__}; allowed: what can be called with a replica")
@@ -415,11 +417,11 @@ class Exchange:
     # ---- state, at rest
 
     def settle(self) -> None:
-        """Complete what is in flight. Collective."""
+        """Complete all exchanges in flight. Collective."""
         self.core.settle()
 
     def consensus_weights(self) -> Arrays:
-        """The strategy's own model where it has one, else the mean of the weights over the ranks. Collective."""
+        """The strategy's own model if it has one, else the mean of the weights over the ranks. Collective."""
         return self._shapes.shaped(self.core.consensus_weights())
 
     def consensus_distance(self) -> float:
@@ -432,7 +434,7 @@ class Exchange:
         Moments stay. Residues of compression and copies of partners begin at zero, scalars of push-sum at 1, and outer
         weights are these.
 
-        ValueError, TypeError on all ranks: they do not fit, or one is NaN or infinite.
+        ValueError, TypeError on all ranks: a weight does not fit, or is NaN or infinite.
         """
         with agreement.agreed(self._team, "Exchange.load_weights"):
             given = self._shapes.fitting_all("weights", weights)
@@ -440,9 +442,9 @@ class Exchange:
         mixing.forget(self.core)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that training goes on from, as a dict of numbers, texts and arrays: of all ranks, on every rank.
+        """The complete training state as a dict of numbers, texts and arrays: of all ranks, on every rank.
 
-        Settles. Collective. load_state_dict goes on with the same bits as without it, from here on.
+        Settles. Collective. load_state_dict continues from it with the same bits as an uninterrupted run.
         """
         made = saved_state.gathered(self.core, self._team, self._shapes, self.seed)
         compression = None if self.compression is None else self.compression.settings()
@@ -450,16 +452,18 @@ class Exchange:
         return {**made, **settings, "compression": compression, "learning_rate": self._rate}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what state_dict gave, with the same arrays and seed. Collective.
+        """Continue from the result of state_dict, with the same arrays and seed. Collective.
 
-        On another number of ranks all begin with the consensus weights and the mean of moments; they divide the sum of
-        residues. Scalars of push-sum begin at 1 there, and where the strategy or its schedule is another one.
-        Another strategy or optimiser goes on from it as well: moments that the state does not have, or has of another
-        kind of optimiser, begin at zero, outer weights at the consensus, copies for partners anew where these are
-        others; and where the strategy gives all ranks the same weights, they begin from the consensus. ValueError where
-        the state has a residue of compression that means something else to the strategy here, or a NaN or an infinity.
-        A learning_rate that was set goes on, unless the optimiser here has another lr or schedule. ValueError on all
-        ranks where theirs differ.
+        On another number of ranks all begin with the consensus weights and the mean of moments, and share the sum of
+        residues. Scalars of push-sum begin at 1 there, and under another strategy or schedule of partners.
+
+        Another strategy or optimiser may continue from it as well. Moments that the state lacks, or has of another kind
+        of optimiser, begin at zero. Outer weights begin at the consensus, and copies for other partners begin anew. If
+        the strategy gives all ranks the same weights, they begin from the consensus. ValueError if the state has a NaN,
+        an infinity, or a residue of compression with another meaning to this strategy.
+
+        A learning_rate that was set stays, unless the optimiser here has another lr or schedule. ValueError on all
+        ranks if their states differ.
         """
         with agreement.agreed(self._team, "Exchange.load_state_dict") as one:
             here = {**self.strategy.settings(), **self.optimizer.settings()}
@@ -493,7 +497,7 @@ class Exchange:
     def load(self, path: str | os.PathLike[str]) -> None:
         """load_state_dict of a file that save wrote. Collective; every rank reads it.
 
-        CheckpointError: a file that cannot be read, or that save did not write. ValueError as of load_state_dict.
+        CheckpointError: an unreadable file, or one that save did not write. ValueError as of load_state_dict.
         """
         found: list[dict[str, Any]] = []
 
@@ -504,10 +508,10 @@ class Exchange:
         self.load_state_dict(found[0])
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write what the ranks did and when (trace= of the constructor) for chrome://tracing or Perfetto. Collective.
+        """Write a timeline of all ranks (trace= of the constructor) for chrome://tracing or Perfetto. Collective.
 
-        See gossipgrad.state.trace for what it shows. A rank with more spans than trace= stores the newest; the file
-        says how many are lost ("spans_lost", by rank).
+        gossipgrad.state.trace describes the file. A rank with more spans than trace= keeps the newest; "spans_lost" of
+        the file counts the lost ones by rank.
         """
         with agreement.agreed(self._team, "Exchange.write_trace", f"step {self.steps}") as one:
             one.facts = {"path": outputs.check_path("path", path)}
@@ -543,7 +547,7 @@ class Exchange:
     # ---- within
 
     def _only(self, what: str) -> Replica:
-        self.core  # noqa: B018 - raises where it is closed
+        self.core  # noqa: B018 - raises if it is closed
         if len(self._replicas) != 1:
             raise RuntimeError(f"{what}: there are {len(self._replicas)} ranks here; allowed: replicas[r].{what}")
         return self._replicas[0]
@@ -573,14 +577,14 @@ class Exchange:
         return one.numbers
 
     def _schedule(self, first: int, count: int) -> dict[str, Any]:
-        """What the core wants to know the rates of these steps."""
+        """The core's description of the rates of these steps."""
         if self._rate is not None:
             return {"kind": "constant", "lr": self._rate}
         return self.optimizer.rates(first, count)
 
     def _prepare_rates(self, steps: int) -> None:
         """Give the core the rates of the next steps, if it does not know them: of a schedule that is a function."""
-        schedule = self._schedule(max(self.steps - 1, 0), steps + 1)  # what is in flight may belong to the step before
+        schedule = self._schedule(max(self.steps - 1, 0), steps + 1)  # an exchange in flight may be of the step before
         if schedule["kind"] == "table":
             self.core.set_schedule(schedule)
             self._rates_end = self.steps + steps
@@ -588,7 +592,7 @@ class Exchange:
             self._rates_end = -1
 
     def _rates_known(self, local: int) -> None:
-        """RuntimeError where a function gives the rates, and run has made more steps than it has asked it for."""
+        """RuntimeError if a function gives the rates, and run has made more steps than it has evaluated."""
         if self._rates_end >= 0 and self.steps >= self._rates_end:
             if self.virtual:
                 raise RuntimeError(

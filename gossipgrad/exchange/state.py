@@ -20,13 +20,13 @@ from gossipgrad.state import clocks
 from gossipgrad.training import arenas, mixing
 
 _FORMAT = 1  # of state_dict
-_STATE = {"step", "seed", "workers", "moments_since", "ranks", "consensus"}  # what it goes on from
-# What NumPy raises where it reads a file that is damaged, or another one.
+_STATE = {"step", "seed", "workers", "moments_since", "ranks", "consensus"}  # required keys
+# Exceptions of NumPy for a damaged file, or one of another kind.
 _DAMAGED = (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def gathered(core: _core.Exchange, team: _core.Team, shapes: Shapes, seed: int) -> dict[str, Any]:
-    """All that training goes on from, of all ranks. Settles. Collective."""
+    """The complete training state of all ranks. Settles. Collective."""
     core.settle()
     parts = [
         {name: shapes.shaped(arrays) for name, arrays in mixing.read(core, local).items()}
@@ -60,9 +60,10 @@ def checked(
 ) -> tuple[list[dict[str, Arrays]], Arrays, list[clocks.Clock]]:
     """(each rank's arenas, the consensus, the clocks) of a state, for a group of this size; ValueError, TypeError.
 
-    trains: how many of its ranks train.
+    trains: the number of its ranks that train.
 
-    Without arenas that begin anew under the settings of here. Of another number of ranks: what all begin with here.
+    Arenas that begin anew under the settings of `here` are left out. For another number of ranks: the common start of
+    all ranks here.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT or not _STATE <= set(state):
         raise ValueError("state: not what state_dict of an Exchange gives")
@@ -88,7 +89,7 @@ def checked(
 
 
 def _settings(state: Mapping[str, Any], here: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of the strategy and the optimiser of a state; those of here for a state that does not have them."""
+    """The settings of the strategy and the optimiser of a state; those of `here` if the state has none."""
     if "strategy" not in state or "optimizer" not in state:
         return here
     for key in ("strategy", "optimizer"):
@@ -99,7 +100,7 @@ def _settings(state: Mapping[str, Any], here: Mapping[str, Any]) -> Mapping[str,
 
 
 def set_rate(state: Mapping[str, Any], optimizer: Optimizer) -> float | None:
-    """The learning rate that was set and goes on with this optimiser; None: its schedule's."""
+    """The learning rate that was set and still applies with this optimiser; None: its schedule's."""
     rate = state.get("learning_rate")
     if rate is None or not arenas.rates_alike(state.get("optimizer", optimizer.settings()), optimizer):
         return None
@@ -116,7 +117,7 @@ def resume(
     times: list[clocks.Clock],
     here: Mapping[str, Any],
 ) -> None:
-    """Go on from a state that was checked. Collective."""
+    """Continue from a checked state. Collective."""
     flat = shapes.flat(consensus)
     same_ranks = len(state["ranks"]) == len(parts)
     own = parts[team.rank : team.rank + team.local]
@@ -162,7 +163,7 @@ def packed(state: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
-    """The state in the bytes of a file; CheckpointError if they are none of packed's."""
+    """The state in the bytes of a file; CheckpointError if packed did not make them."""
     try:
         archive = np.load(io.BytesIO(data), allow_pickle=False)
         if isinstance(archive, np.ndarray):

@@ -1,4 +1,4 @@
-"""How ranks start, agree, wait, fail together, and what they leave; what must happen before the core is loaded.
+"""Start, agreement, waits, common failure and leftovers of ranks; work that must precede loading the core.
 
 `interrupts`, `preload`, `origin`, `start` and `leftovers` work before the core is loaded.
 """

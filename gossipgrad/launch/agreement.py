@@ -1,9 +1,9 @@
-"""Whether all processes of a group do the same, and what they exchange outside of training. All is collective.
+"""Agreements between all processes of a group, and their exchanges outside of training. All is collective.
 
-Every collective call begins by comparing what the ranks are about to do: `agreed`. Each brings the call's name and its
-facts, or the error that it has met in its own arguments. A digest of them goes to all; only where digests differ do the
-whole texts follow, and then every rank raises what `disagreement` makes of them. So nobody is left waiting for a rank
-that has failed, or that does something else.
+Every collective call begins by comparing the ranks' intentions: `agreed`. Each rank contributes the call's name and its
+facts, or the error met in its own arguments. A digest goes to all; the whole texts follow only if digests differ, and
+then every rank raises the result of `disagreement`. So nobody waits for a rank that has failed, or that makes another
+call.
 
 A virtual cluster and a single rank are one process: it agrees with itself, and nothing is computed or sent.
 """
@@ -24,13 +24,13 @@ from gossipgrad.launch import stall
 
 _DIGEST = 32
 _ABSENT = "absent"
-# Differences that one message lists, values of one, and characters of a value.
+# Max differences in one message, values of one difference, and characters of a value.
 _MOST, _VALUES, _WIDEST = 5, 8, 80
 
 Report = dict[str, Any]  # {"call": ..., "facts": {name: text}} or {"call": ..., "error": [text, kinds]}
 
 
-# ---- comparing: functions of what all ranks have reported, by rank
+# ---- comparing: functions of all ranks' reports, by rank
 
 
 def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -53,7 +53,7 @@ def _text(value: Any) -> str:
 
 
 def report_of(call: str, facts: Mapping[str, Any], error: Exception | None = None) -> Report:
-    """What one rank reports."""
+    """One rank's report."""
     if error is None:
         return {"call": call, "facts": flat(facts)}
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
@@ -62,7 +62,7 @@ def report_of(call: str, facts: Mapping[str, Any], error: Exception | None = Non
 
 
 def _groups(values: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """The values that there are, each with its ranks, in the order of their first ranks."""
+    """The different values, each with its ranks, in the order of their first ranks."""
     groups: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         groups.setdefault(value, []).append(rank)
@@ -79,7 +79,7 @@ def _listed(values: Sequence[str]) -> str:
 
 
 def differences(facts: Sequence[Mapping[str, str]]) -> list[str]:
-    """One text for each fact that is not the same on all ranks: "batch_size: 32 on ranks 0 and 2; 64 on rank 1"."""
+    """One text for each fact that differs between ranks: "batch_size: 32 on ranks 0 and 2; 64 on rank 1"."""
     names: dict[str, None] = {}
     for one in facts:
         names |= dict.fromkeys(one)
@@ -87,18 +87,18 @@ def differences(facts: Sequence[Mapping[str, str]]) -> list[str]:
     for name in names:
         values = [one.get(name, _ABSENT) for one in facts]
         parts = name.split(", ")
-        inside = any(", ".join(parts[:n]) in found for n in range(1, len(parts)))  # what one rank has not at all
+        inside = any(", ".join(parts[:n]) in found for n in range(1, len(parts)))  # missing on one rank
         if len(set(values)) > 1 and not inside:
             found[name] = f"{name}: {_listed(values)}"
     return list(found.values())
 
 
 def _made_again(text: str, kinds: Sequence[str]) -> Exception:
-    """An error of another rank: of its type, or of the nearest one that can be made here."""
+    """An error of another rank: of its type, or of the nearest type that can be made here."""
     for name in kinds:
         made = getattr(errors, name, None) or getattr(builtins, name, None)
         if isinstance(made, type) and issubclass(made, Exception):
-            with contextlib.suppress(TypeError):  # some want more than a text
+            with contextlib.suppress(TypeError):  # some types need more than a text
                 return made(text)
     return RuntimeError(text)
 
@@ -106,9 +106,9 @@ def _made_again(text: str, kinds: Sequence[str]) -> Exception:
 def disagreement(
     reports: Sequence[Report], rank: int, own: Exception | None = None, hints: Mapping[str, str] | None = None
 ) -> Exception | None:
-    """What `rank` is to raise; None: nothing. own: the error that it has reported. hints: as of Agreement.
+    """The exception that `rank` must raise; None: none. own: the error that it has reported. hints: as of Agreement.
 
-    Its own error, where it has one; else the first other rank's; else ValueError that says what differs.
+    Its own error, if any; else the first other rank's; else ValueError that lists the differences.
     """
     if own is not None:
         return own
@@ -138,12 +138,12 @@ def disagreement(
 
 
 def alone(team: Team) -> bool:
-    """Are all ranks of the group in this process?"""
+    """True if all ranks of the group are in this process."""
     return team.kind != "mpi" or team.size == 1
 
 
 def of_all(error: BaseException) -> bool:
-    """Have all ranks raised this error, or one that says so, together?"""
+    """True if all ranks raised this error, or an equivalent one, together."""
     return "agreement" in error.__dict__
 
 
@@ -155,30 +155,30 @@ def interrupt(where: str, saves: bool = False) -> KeyboardInterrupt:
 
 
 def saves(error: BaseException) -> bool:
-    """Is it a signal that lets all ranks save and end?"""
+    """True for a signal that lets all ranks save and end."""
     return bool(error.__dict__.get("saves"))
 
 
-_agreements = 0  # that this process has come to
+_agreements = 0  # agreements of this process so far
 
 
 class Agreement:
-    """What a rank brings to an agreement, and, afterwards, what came of it."""
+    """A rank's contribution to an agreement, and afterwards the result."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}  # texts, numbers, dicts of them, or callables that give one
-        self.hints: dict[str, str] = {}  # what to do where facts whose names begin so differ
-        self.number = 0  # a number for all, 0 to 2**63 - 1, which need not be equal
-        self.numbers: list[int] = []  # every process's, by rank, when the ranks have agreed
+        self.hints: dict[str, str] = {}  # advice by beginnings of the names of differing facts
+        self.number = 0  # this rank's number, 0 to 2**63 - 1; it may differ between ranks
+        self.numbers: list[int] = []  # every process's number, by rank, after the agreement
 
 
 @contextlib.contextmanager
 def agreed(team: Team, call: str, where: str = "") -> Iterator[Agreement]:
-    """On leaving, all ranks compare the facts that the inside has put in; what it raises is raised by all.
+    """On leaving, all ranks compare the facts collected inside; an exception inside is raised by all.
 
-    ValueError on all ranks where calls or facts differ. An exception of the inside is raised as it is; on the other
-    ranks one of its type says "rank 1: ...". What is no Exception, as KeyboardInterrupt, is this rank's alone, and so
-    is a CommunicationError. where: begins the text of a CommunicationError.
+    ValueError on all ranks if calls or facts differ. An exception of the inside is raised as it is; on the other ranks
+    one of its type says "rank 1: ...". KeyboardInterrupt and others that are no Exception stay this rank's alone, and
+    so does a CommunicationError. where: begins the text of a CommunicationError.
     """
     one = Agreement()
     error: Exception | None = None
@@ -187,10 +187,10 @@ def agreed(team: Team, call: str, where: str = "") -> Iterator[Agreement]:
         report: Report = {}
         try:
             yield one
-            if not alone(team):  # facts that are read may fail on one rank alone
+            if not alone(team):  # reading facts may fail on one rank alone
                 report = report_of(call, one.facts)
         except Exception as raised:
-            # What all ranks have raised together, on the way out of an agreement inside, they need not compare again.
+            # An error that all ranks raised together in an inner agreement needs no further comparison.
             inside = raised.__dict__.get("agreement", -1) > before
             if alone(team) or isinstance(raised, CommunicationError) or inside:
                 raise
@@ -221,7 +221,7 @@ def _compare(team: Team, one: Agreement, own: Report, error: Exception | None, w
 
 
 def _report(team: Team, data: bytes, error: Exception, where: str) -> list[bytes]:
-    """As _equal, of a rank that has failed, whose error must not wait for ever: others may wait for this rank."""
+    """_equal for a failed rank, whose error must not wait for ever, because others may wait for this rank."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     with stall.within(f"{where}, with an error to be raised by all ranks, {text},"):
         try:
@@ -236,7 +236,7 @@ def error_patience() -> float:
 
 
 def refuse(team: Team, call: str, error: Exception) -> None:
-    """Raise this error, which this rank has met alone before it could come to `call`, on all ranks."""
+    """Raise this error on all ranks; this rank alone met it, before it could come to `call`."""
     with agreed(team, call):
         raise error
 
@@ -247,7 +247,7 @@ def gather(team: Team, data: bytes, where: str = "between epochs") -> list[bytes
 
 
 def together(team: Team, what: str, work: Callable[[], None], where: str = "between epochs") -> None:
-    """Do this on every process; where one fails, all raise CheckpointError with its reason.
+    """Do this on every process; if one fails, all raise CheckpointError with its reason.
 
     OSError and CheckpointError count as failing; `what` begins the reason.
     """

@@ -1,6 +1,6 @@
-"""The library of CUDA, built in a source tree when a GPU is first asked for.
+"""The library of CUDA, built in a source tree when a GPU is first requested.
 
-setup.py builds it where it sees a GPU. A tree that was installed elsewhere, as on a cluster's first node, has none.
+setup.py builds it on a machine with a GPU. A tree that was installed elsewhere, as on a cluster's first node, lacks it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def build() -> None:
     wanted = not os.environ.get("GOSSIPGRAD_CUDA_LIBRARY") and os.environ.get("GOSSIPGRAD_CUDA") != "off"
     sources = all(os.path.exists(os.path.join(root, name)) for name in ("setup.py", "csrc/cuda"))
     if not wanted or os.path.exists(library) or not sources or not has_gpu():
-        return  # a core without the library says what to do
+        return  # a core without the library raises an error with advice
     facts = preload.build_facts()
     try:
         with open(os.path.join(root, facts.OBJECTS, "cuda.lock"), "w") as lock:

@@ -1,4 +1,4 @@
-"""What a run stands on: versions, compiler, CPU, MPI, libraries loaded. For `info` and for reports."""
+"""The environment of a run: versions, compiler, CPU, MPI, loaded libraries. For `info` and for reports."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _OPENMP = re.compile(r"lib(gomp|iomp5|omp)[-.\w]*\.so[.\d]*$")
 
 
 def core_info() -> dict[str, Any]:
-    """What the core says of itself."""
+    """The core's facts about itself."""
     return dict(_core.info())
 
 
 def openmp_runtimes() -> list[str]:
-    """The OpenMP runtimes loaded into this process; more than one is a reason for slow threads."""
+    """The OpenMP runtimes loaded into this process; several are a cause of slow threads."""
     names = set()
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
@@ -50,7 +50,7 @@ def usable_cpus() -> int:
 
 
 def check_threads(threads: int) -> None:
-    """Warn, on rank 0, of more threads than this process may use CPUs, and of more of all ranks here than cores."""
+    """Warn, on rank 0, of more threads than this process's CPUs, and of more threads of all ranks here than cores."""
     usable = usable_cpus()
     if failure.launched_rank() != 0:
         return
@@ -92,8 +92,9 @@ def environment(threads: int | None = None) -> dict[str, Any]:
 
 
 def find_cuda_wheels() -> None:
-    """Names the folders of NVIDIA's wheels, if these are installed, in GOSSIPGRAD_CUDA_PATH: an installed library of
-    CUDA finds them by itself, one in a source tree does not."""
+    """Names the folders of NVIDIA's wheels, if these are installed, in GOSSIPGRAD_CUDA_PATH. An installed library of
+    CUDA finds them by itself, one in a source tree does not.
+    """
     if os.environ.get("GOSSIPGRAD_CUDA_PATH"):
         return
     spec = importlib.util.find_spec("nvidia")
@@ -105,25 +106,25 @@ def find_cuda_wheels() -> None:
 
 
 def default_device(backend: str | None = None) -> str:
-    """$GOSSIPGRAD_DEVICE, else "cpu"; "cpu" too where a backend is asked for, all of which are the CPU's."""
+    """$GOSSIPGRAD_DEVICE, else "cpu"; also "cpu" if a backend is given, because all are the CPU's."""
     backend = backend or os.environ.get("GOSSIPGRAD_BACKEND") or "auto"
     return (os.environ.get("GOSSIPGRAD_DEVICE") or "cpu") if backend == "auto" else "cpu"
 
 
 def wants_graphs() -> bool:
-    """Whether $GOSSIPGRAD_CUDA_GRAPHS asks for graphs, which it does unless it is 0."""
+    """True unless $GOSSIPGRAD_CUDA_GRAPHS is 0."""
     return os.environ.get("GOSSIPGRAD_CUDA_GRAPHS", "1") != "0"
 
 
 def local_rank() -> int:
-    """Which of the ranks of its node a process is, as the launcher says; 0 where none does."""
+    """This process's number among the ranks of its node, from the launcher; 0 without."""
     names = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
     found = (os.environ.get(name, "") for name in names)
     return next((int(text) for text in found if text.isdigit()), 0)
 
 
 def devices() -> dict[str, Any]:
-    """The devices that a trainer can be given, and what the GPUs and their libraries say of themselves."""
+    """The devices of trainers, and facts about the GPUs and their libraries."""
     facts: dict[str, Any] = {"devices": ["cpu"]}
     if not preload.build_facts().CUDA_VERSION and not os.environ.get("GOSSIPGRAD_CUDA_LIBRARY"):
         return facts

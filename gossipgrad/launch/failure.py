@@ -1,10 +1,10 @@
-"""One rank that fails ends all ranks, and its error is on the screen once.
+"""One failing rank ends all ranks, and its error is printed once.
 
-How each way to end is seen:
+Detection of each way to end:
 
 an exception that nobody catches    the hooks of guard(): they print it and call MPI_Abort
 an exit code other than 0           the core, at the end of the process or of MPI (csrc/comm/mpi/mpi_end.c)
-an exit code of 0 while others wait the core: who waits asks, who has ended answers
+an exit code of 0 while others wait the core: a waiting rank asks, the ended one answers
 a signal, os._exit                  the launcher; before MPI_Init has returned: starting()
 """
 
@@ -27,17 +27,16 @@ from gossipgrad import _core
 from gossipgrad._core import first_to_report as first_to_report
 from gossipgrad.launch.origin import launcher_rank, launcher_world_size, variable
 
-# Seconds. An error that all ranks meet alike is reported by rank 0 if it comes within this time, else by the first rank
-# of a host that can.
+# Seconds. Rank 0 reports an error of all ranks if it comes within this time, else the first rank of a host that can.
 HEAD_START = 1.0
-# A rank that need not report waits so long to be ended by the one that did; then it ends by itself.
+# Seconds that a rank without a report waits to be ended by the reporting one; then it ends by itself.
 TO_BE_ENDED = 30.0
-# Ranks that wait in vain fail one after the other, and each says for whom it waited: so long the first one waits for
-# the others' reports before it ends them.
+# Ranks that wait in vain fail one after the other, and each names the awaited rank. Seconds that the first one waits
+# for the others' reports before it ends them.
 OTHER_REPORTS = 3.0
-# MPI_Abort talks to the launcher, which may be gone: this ends the process anyway.
+# MPI_Abort needs the launcher, which may be gone: after these seconds the process ends anyway.
 TO_ABORT = 10.0
-# A launcher that has started no further rank of a host for so long has started all of them.
+# Seconds without a new rank of a host, after which the launcher has started all of them.
 ALL_STARTED = 5.0
 
 
@@ -52,7 +51,7 @@ def launched_rank() -> int:
 
 
 def _mark(name: str) -> str:
-    """A file in the folder that the launcher gives the job on this host, by which ranks see each other; "": none."""
+    """A file in the launcher's folder of the job on this host, by which ranks see each other; "": no such folder."""
     folder, job = variable("PMIX_SERVER_TMPDIR"), variable("PMIX_NAMESPACE").replace("/", "-")
     return os.path.join(folder, f"gossipgrad-{job}-{name}") if folder and job else ""
 
@@ -61,7 +60,7 @@ def _mark(name: str) -> str:
 
 
 def _wait_until_read(seconds: float) -> None:
-    """Until whoever reads our pipes, as the launcher does, has read all that we wrote."""
+    """Wait until the reader of our pipes, as the launcher, has read all output."""
     end = time.monotonic() + seconds
     for stream in (1, 2):
         try:
@@ -74,7 +73,7 @@ def _wait_until_read(seconds: float) -> None:
 
 
 def _wait_for_reports(size: int, rank: int, seconds: float) -> None:
-    """Until all ranks but one, for which they wait, have said what they waited for; or so long."""
+    """Wait until all ranks except one, the awaited one, have reported; at most `seconds`."""
     end = time.monotonic() + seconds
     try:
         with open(_mark(f"waited-{rank}"), "w"):
@@ -88,7 +87,7 @@ def _wait_for_reports(size: int, rank: int, seconds: float) -> None:
 
 
 def _report(report: Callable[[str], None], who: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads stderr any more
+    with contextlib.suppress(OSError, ValueError):  # stderr has no reader any more
         report(who)
     for file in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # gone, closed, None
@@ -99,10 +98,10 @@ _reported = False
 
 
 def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException | None = None) -> None:
-    """Say what happened (`report` gets "" or "rank 3: "), then end every rank of the MPI world with this exit code.
+    """Report the error (`report` gets "" or "rank 3: "), then end every rank of the MPI world with this exit code.
 
-    A CommunicationError is not the same on all ranks: each reports its own before the first one ends them all. What
-    another rank has raised (agreement.disagreement) is reported by that one.
+    A CommunicationError differs between ranks: each reports its own before the first one ends them all. An error of
+    another rank (agreement.disagreement) is reported by that rank.
     Returns if there is no MPI world to end: a single process, or MPI not started yet.
     """
     size, rank = launched_size(), launched_rank()
@@ -114,7 +113,7 @@ def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException
     alike = not isinstance(error, _core.CommunicationError)
     if not again:
         if getattr(error, "of_rank", None) is not None:
-            time.sleep(3 * HEAD_START)  # the rank that the error is of shows where it came from
+            time.sleep(3 * HEAD_START)  # the rank of the error shows its traceback
         elif rank > 0 and alike:
             time.sleep(HEAD_START)
         if alike and not first_to_report():
@@ -131,14 +130,14 @@ def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException
     end.start()
     _core.abort(code)
     end.cancel()
-    _reported = again  # no world has ended: what fails next in this process is reported as well
+    _reported = again  # no world has ended: the next failure of this process is reported as well
 
 
 # ------------------------------------------------------------------------------------ exceptions
 
 
 def _from_this_package(trace: TracebackType | None) -> bool:
-    """Did the exception leave a function of this package?"""
+    """True if the exception left a function of this package."""
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "gossipgrad":
             return True
@@ -147,12 +146,13 @@ def _from_this_package(trace: TracebackType | None) -> bool:
 
 
 class _Exit(SystemExit):
-    """What sys.exit raises. If nothing catches it, the core is told its code: mpi4py finalises MPI before the end."""
+    """The exception of sys.exit. If nothing catches it, the core is told its code: mpi4py finalises MPI before the
+    end."""
 
     def __del__(self) -> None:
         try:
             sys._getframe(1)
-        except ValueError:  # no function of Python runs any more: the interpreter ends for it
+        except ValueError:  # no function of Python runs any more: the interpreter ends because of it
             if not sys.is_finalizing() and os.getpid() == _guarded and self.code is not None:
                 _core.note_exit(self.code if isinstance(self.code, int) else 1)
 
@@ -168,10 +168,10 @@ _guarded = 0  # the process whose hooks are set
 
 
 def guard() -> None:
-    """From now on an exception that nobody catches ends all ranks instead of leaving the others waiting.
+    """From now on an uncaught exception ends all ranks, so that the others do not wait for ever.
 
-    In the main thread any, as it ends the process. In another thread one that has left a function of this package, such
-    as fit: the others are in that function and wait.
+    In the main thread any uncaught exception does, as it ends the process. In another thread only one that has left a
+    function of this package, such as fit: the others are in that function and wait.
     """
     global _guarded
     if _guarded or launched_size() < 2:
@@ -192,7 +192,7 @@ def guard() -> None:
             return
 
         def report(who: str) -> None:
-            before_in_thread(arguments)  # which is silent about SystemExit
+            before_in_thread(arguments)  # silent about SystemExit
             if issubclass(arguments.exc_type, SystemExit):
                 name = arguments.thread.name if arguments.thread is not None else "a thread"
                 print(f"gossipgrad: {who}{name} left training by sys.exit", file=sys.stderr, flush=True)
@@ -208,14 +208,14 @@ def guard() -> None:
 
 
 def _ranks_here() -> set[int]:
-    """The ranks of this job of which a process lives on this host."""
+    """The ranks of this job with a living process on this host."""
     job, found = f"PMIX_NAMESPACE={variable('PMIX_NAMESPACE')}".encode(), set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/environ", "rb") as file:
                     variables = file.read().split(b"\0")
-            except OSError:  # another user's, or it has just ended
+            except OSError:  # of another user, or just ended
                 continue
             if job in variables:
                 found |= {int(v[10:]) for v in variables if v.startswith(b"PMIX_RANK=") and v[10:].isdigit()}
@@ -225,8 +225,8 @@ def _ranks_here() -> set[int]:
 def lost_ranks(here: set[int], seen: set[int], size: int, all_here: bool, all_started: bool) -> set[int]:
     """Ranks whose processes have ended, of those `here` now and those `seen` before.
 
-    all_here: all ranks are to run on this host. The launcher starts them in order, so where a later one lives an
-    earlier one that does not has lived. all_started: so much time has passed that all of them have.
+    all_here: all ranks are to run on this host. The launcher starts them in order, so if a later rank lives, a missing
+    earlier one has ended. all_started: enough time has passed that all were started.
     """
     started = set(seen)
     if all_here:
@@ -244,7 +244,7 @@ def _end_start(report: str) -> None:
 
 
 def _watch_start(done: threading.Event, timeout: float, error: Exception | None) -> None:
-    """Ends this rank where another has ended and can never come to MPI_Init, or after `timeout` seconds (0: never)."""
+    """End this rank if another has ended and can never reach MPI_Init, or after `timeout` seconds (0: never)."""
     size, rank = launched_size(), launched_rank()
     all_here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size)
     begin = time.monotonic()
@@ -276,8 +276,8 @@ def _watch_start(done: threading.Event, timeout: float, error: Exception | None)
 def starting(timeout: float = 0.0, error: Exception | None = None) -> Iterator[None]:
     """Around MPI_Init, which waits for all ranks and never fails.
 
-    Where a rank of this host has ended, so that MPI_Init would never return, says so and ends the job; so after
-    `timeout` seconds (0: never). error: of this rank, which is said then.
+    If a rank of this host has ended, MPI_Init would never return: print that and end the job; also after `timeout`
+    seconds (0: never). error: of this rank, printed then.
     """
     if launched_size() < 2:
         yield

@@ -1,8 +1,7 @@
-"""Ctrl-C while the package is imported, while something must not be left half done, and while fit is at work.
+"""Ctrl-C during imports, during work that must not be left half done, and while fit runs.
 
-The command line takes most of a second to be imported. Imports may not be left by an exception: NumPy makes an
-ImportError of it. There is nothing to tidy up yet, so the process ends at once, with the line and the exit code that
-cli.main has.
+Importing the command line takes most of a second. An exception must not leave an import: NumPy turns it into an
+ImportError. There is nothing to tidy up yet, so the process ends at once, with the line and the exit code of cli.main.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from typing import Any
 
 
 def _is_command() -> bool:
-    """Is this process `gossipgrad ...` or `python -m gossipgrad ...`? How other programs end is up to them."""
-    if sys.argv[:1] == ["-m"]:  # Python is looking for the module that it shall run
+    """True for `gossipgrad ...` or `python -m gossipgrad ...`. Other programs decide themselves how they end."""
+    if sys.argv[:1] == ["-m"]:  # Python is looking for the module to run
         return ("-m", "gossipgrad") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
     return os.path.basename(sys.argv[0] if sys.argv else "") == "gossipgrad"
 
@@ -33,7 +32,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def begin_import() -> None:
-    """From now on Ctrl-C ends a process of the command line without a traceback. One that ignores it goes on to."""
+    """From now on Ctrl-C ends a process of the command line without a traceback. A process that ignores it still
+    does."""
     if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
@@ -46,7 +46,7 @@ def end_import() -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A Ctrl-C inside comes when the inside has ended, so that it is done as a whole or not at all."""
+    """Delay a Ctrl-C inside until the end, so that the inside is done as a whole or not at all."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
@@ -61,15 +61,15 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-# What schedulers send before the time is over.
+# Signals of schedulers before the time is over.
 TO_SAVE = (signal.SIGTERM, signal.SIGUSR1)
 
-# Seconds in which a signal that has ended fit on all ranks, as one had it, comes to the others.
+# Seconds within which a signal to one rank, which has ended fit on all, reaches the others.
 LATE = 2.0
 
 
 class _Late:
-    """The handler of a rank that has left fit for another's Ctrl-C: its own, if it comes soon, was the same one."""
+    """The handler of a rank that left fit for another's Ctrl-C: its own, if it comes soon, was the same one."""
 
     def __init__(self) -> None:
         self.until = time.monotonic() + LATE
@@ -81,11 +81,11 @@ class _Late:
 
 
 class Noted:
-    """Ctrl-C inside is noted for whoever looks at `came`, and what nobody has raised comes when the inside has ended.
+    """Note a Ctrl-C inside in `came`; if nobody raises it, it comes at the end of the inside.
 
-    A second one ends the process at once. Only in the main thread, and where no handler of a script's own is set.
-    active: else nothing is noted, and nothing changes. saving: SIGTERM and SIGUSR1 set `saves`, whatever their handlers
-    are; RuntimeError in another thread than the main one.
+    A second one ends the process at once. Only in the main thread, and if no handler of a script's own is set.
+    active: otherwise nothing is noted, and nothing changes. saving: SIGTERM and SIGUSR1 set `saves`, whatever their
+    handlers are; RuntimeError in another thread than the main one.
     """
 
     def __init__(self, active: bool, saving: bool = False) -> None:
@@ -93,7 +93,7 @@ class Noted:
         handler = signal.getsignal(signal.SIGINT)
         self.active = active and main and (handler is signal.default_int_handler or isinstance(handler, _Late))
         self.came = self.saves = False
-        self._saving: dict[int, Any] = dict.fromkeys(TO_SAVE) if saving else {}  # and the handlers before
+        self._saving: dict[int, Any] = dict.fromkeys(TO_SAVE) if saving else {}  # with the former handlers
         if saving and not main:
             raise RuntimeError(
                 f"save_on_signal=True: fit runs in the thread {threading.current_thread().name!r}, which no signal "
@@ -102,7 +102,7 @@ class Noted:
         self._until = handler.until if isinstance(handler, _Late) else 0.0
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if time.monotonic() < self._until:  # that of an earlier fit
+        if time.monotonic() < self._until:  # the signal of an earlier fit
             self._until = 0.0
             return
         self.came = True

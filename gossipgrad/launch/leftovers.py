@@ -1,6 +1,6 @@
-"""What killed jobs have left in shared memory and the temporary folder, and its removal.
+"""Leftovers of killed jobs in shared memory and the temporary folder, and their removal.
 
-Ranks that are killed leave Open MPI's 16 MB each in /dev/shm; a killed mpiexec leaves its folder of sockets.
+Killed ranks leave Open MPI's 16 MB each in /dev/shm; a killed mpiexec leaves its folder of sockets.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import tempfile
 import time
 from collections.abc import Iterable
 
-# Seconds: what is younger may belong to a job that is just starting.
+# Seconds: younger files may belong to a job that is just starting.
 AGE = 600.0
 
-# sm_segment.HOST.USER.JOB.RANK and vader_segment.HOST.USER.JOB.RANK of Open MPI; gossipgrad-PID-TIME-NUMBER, which has
-# its name only until all ranks of the host have opened it.
+# sm_segment.HOST.USER.JOB.RANK and vader_segment.HOST.USER.JOB.RANK of Open MPI; gossipgrad-PID-TIME-NUMBER, named only
+# until all ranks of the host have opened it.
 SEGMENT = re.compile(r"(?:sm_segment|vader_segment)\.(?P<host>.+)\.\d+\.[0-9a-f]+\.\d+|gossipgrad-\d+-\d+-\d+-\d+")
 # ompi.PID of Open MPI's mpiexec
 FOLDER = re.compile(r"ompi\.(?P<process>\d+)")
 
 
 def _mapped(names: set[str]) -> set[str]:
-    """Which of these files in /dev/shm a living process uses."""
+    """The files in /dev/shm, among these, that a living process uses."""
     used: set[str] = set()
     for process in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{process}/maps", errors="replace") as maps:
@@ -49,7 +49,7 @@ def _entries(folder: str) -> list[str]:
 
 
 def of_processes(processes: Iterable[int], temporary: str | None = None) -> set[str]:
-    """What these living processes of one job would leave, were they killed: segments and mpiexec's folder."""
+    """Files that these living processes of one job would leave if killed: segments and mpiexec's folder."""
     temporary = tempfile.gettempdir() if temporary is None else temporary
     found: set[str] = set()
     for process in processes:
@@ -63,7 +63,7 @@ def of_processes(processes: Iterable[int], temporary: str | None = None) -> set[
 
 
 def remove(paths: Iterable[str]) -> None:
-    """Remove what of_processes has found, when they have ended."""
+    """Remove the results of of_processes, after the processes have ended."""
     given = list(paths)
     used = _mapped({os.path.basename(path) for path in given})
     for path in given:
@@ -73,10 +73,10 @@ def remove(paths: Iterable[str]) -> None:
 
 
 def remove_leftovers(shared: str = "/dev/shm", temporary: str | None = None, age: float = AGE) -> list[str]:
-    """Remove what dead jobs of this user and host left; returns the paths removed.
+    """Remove leftovers of dead jobs of this user and host; returns the paths removed.
 
     Segments that no living process has mapped, and mpiexec's folders whose process has ended; all of them older than
-    `age` seconds. Whatever is in doubt stays.
+    `age` seconds. Doubtful files stay.
     """
     before, host = time.time() - age, os.uname().nodename
     temporary = tempfile.gettempdir() if temporary is None else temporary
@@ -84,7 +84,7 @@ def remove_leftovers(shared: str = "/dev/shm", temporary: str | None = None, age
     old: set[str] = set()
     for name in _entries(shared):
         found = SEGMENT.fullmatch(name)
-        # Other hosts: containers may share /dev/shm, but not the processes that can be seen.
+        # Other hosts: containers may share /dev/shm, but not the visible processes.
         if found and found["host"] in (None, host):
             with contextlib.suppress(OSError):
                 old |= {name} if _of_this_user(os.path.join(shared, name), before) else set()

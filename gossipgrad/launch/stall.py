@@ -1,8 +1,7 @@
-"""Waits between ranks that last: who waits, in which call, for whom. They are said on stderr and go on.
+"""Long waits between ranks: who waits, in which call, for whom. They are printed on stderr and continue.
 
-The first line comes after $GOSSIPGRAD_STALL_SECONDS (default 10; 0: never), the next ones each time six times as long
-has gone by. The ranks of a host write into the launcher's folder of the job what they wait for, so that one of them
-speaks for all.
+The first line comes after $GOSSIPGRAD_STALL_SECONDS (default 10; 0: never). Each further one comes after six times as
+long. The ranks of a host write their waits into the launcher's folder of the job, so that one of them speaks for all.
 """
 
 from __future__ import annotations
@@ -26,16 +25,17 @@ SECONDS = 10.0
 REPEAT = 6  # as GG_STALL_REPEAT
 VARIABLE = "GOSSIPGRAD_STALL_SECONDS"
 
-_calls: list[str] = []  # the collective calls that this process is in, the innermost last
-_advice = ""  # what to look for where ranks wait in different calls
-_allowance = 0.0  # seconds that simulated stragglers and links may need beside
+_calls: list[str] = []  # the current collective calls of this process, the innermost last
+_advice = ""  # advice if ranks wait in different calls
+_allowance = 0.0  # additional seconds for simulated stragglers and links
 _HERE = FOLDER + os.sep
 _not_the_users: tuple[str, ...] = (_HERE, os.path.abspath(contextlib.__file__))
 
 
 @dataclass(frozen=True)
 class Wait:
-    """One rank's wait. peer: for whom; -1: for several; itself: for `own`, which is no rank. place: the user's line.
+    """One rank's wait. peer: the awaited rank; -1: several; itself: it waits for `own`, which is no rank. place: the
+    user's line.
 
     place "": not known.
     """
@@ -68,7 +68,7 @@ def ranks_text(ranks: Sequence[int], most: int = 8) -> str:
 
 
 def line(waits: Sequence[Wait], now: float, all_here: bool) -> str:
-    """What is said of these waits. all_here: no rank of the group is on another host."""
+    """The message about these waits. all_here: no rank of the group is on another host."""
     groups: dict[tuple[str, str], list[Wait]] = {}
     for wait in sorted(waits, key=lambda one: one.rank):
         groups.setdefault((wait.call, wait.place), []).append(wait)
@@ -92,12 +92,12 @@ def line(waits: Sequence[Wait], now: float, all_here: bool) -> str:
     return f"gossipgrad: {'; '.join(parts)}. Waiting goes on"
 
 
-# ---- where this process is
+# ---- the position of this process
 
 
 @contextlib.contextmanager
 def within(call: str) -> Iterator[None]:
-    """What is waited for inside is waited for in this call."""
+    """Waits inside count as waits in this call."""
     _calls.append(call)
     try:
         yield
@@ -106,24 +106,24 @@ def within(call: str) -> Iterator[None]:
 
 
 def current(place: str = "") -> str:
-    """The innermost collective call that this process is in, and a place in it."""
+    """This process's innermost collective call, and a place in it."""
     return ", ".join([*_calls[-1:], *filter(None, [place])])
 
 
 def allow(seconds: float) -> None:
-    """Simulated circumstances make waits of so many seconds usual."""
+    """Simulated circumstances make waits of this many seconds usual."""
     global _allowance
     _allowance = max(_allowance, seconds)
 
 
 def leave_out(*folders: str) -> None:
-    """Lines in these folders, of a library that calls this package, are not the user's."""
+    """Lines in these folders, of a library that calls this package, do not count as the user's."""
     global _not_the_users
     _not_the_users += tuple(os.path.abspath(folder) + os.sep for folder in folders)
 
 
 def advise(text: str) -> None:
-    """Where ranks wait in different calls, this follows what is said."""
+    """Advice to add to the message if ranks wait in different calls."""
     global _advice
     _advice = text
 
@@ -141,7 +141,7 @@ def _users_line() -> str:
 
 
 def _file(name: str) -> str:
-    """A file of this job on this host; "": the launcher gives no folder."""
+    """A file of this job on this host; "": the launcher has no folder."""
     folder, job = variable("PMIX_SERVER_TMPDIR"), variable("PMIX_NAMESPACE").replace("/", "-")
     return os.path.join(folder, f"gossipgrad-waits-{job}-{name}") if folder and job else ""
 
@@ -184,11 +184,11 @@ def _waits_here() -> list[Wait]:
 
 
 def _say(own: Wait, grace: float) -> None:
-    """Says what the ranks of this host wait for, unless another one has said it since this rank began to."""
+    """Print the waits of this host's ranks, unless another rank has done so since this wait began."""
     name = f"rank-{launched_rank()}"
     _write(name, json.dumps(asdict(own)))
     written = _modified(name)
-    time.sleep(grace)  # ranks that wait for one come here at about the same time
+    time.sleep(grace)  # ranks that wait for one rank arrive here at about the same time
     waits = [one for one in _waits_here() if one.size == own.size] or [own]
     place = sum(one.rank < own.rank for one in waits)
     time.sleep(min(place, 8) * grace / 8)
@@ -206,11 +206,11 @@ def _say(own: Wait, grace: float) -> None:
         sys.stderr.flush()
 
 
-# ---- what calls this
+# ---- entry points
 
 
 def patience() -> float:
-    """Seconds after which a wait is said; 0: never. ValueError where the variable is no such number."""
+    """Seconds after which a wait is reported; 0: never. ValueError if the variable is no such number."""
     text = os.environ.get(VARIABLE, "").strip()
     try:
         value = float(text) if text else SECONDS
@@ -232,7 +232,7 @@ def report(
     seconds: float,
     over: bool,
 ) -> float:
-    """The core's: a wait has lasted so long, or is over. Returns the seconds until it is to be reported again."""
+    """The core's call: a wait lasts this long, or is over. Returns the seconds until the next report."""
     if over:
         _forget(f"rank-{launched_rank()}")
         return 0.0
@@ -251,13 +251,13 @@ def report(
 
 
 def start() -> None:
-    """Waits of this process are reported from now on."""
+    """Report waits of this process from now on."""
     _core.report_stalls(patience(), report)
 
 
 @contextlib.contextmanager
 def watch(what: str) -> Iterator[None]:
-    """Reports the inside, a call of MPI's own, from a thread while it lasts."""
+    """Report the inside, a call of MPI's own, from a thread while it lasts."""
     limit, over = patience(), threading.Event()
     place = _users_line()
 

@@ -1,4 +1,4 @@
-"""gossipgrad run: start ranks with mpiexec, with what this machine needs.
+"""gossipgrad run: start ranks with mpiexec, with the settings for this machine.
 
 Nothing here needs the compiled core.
 """
@@ -56,13 +56,13 @@ OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, which this
 command sets.
 """
 
-# Ranks on one machine, and on several: more is a slip of the keyboard.
+# Max ranks on one machine, and on several: more is a typing error.
 MOST_RANKS, MOST_RANKS_OF_SEVERAL = 4096, 1_000_000
 MOST_THREADS = 4096
 
-_MANY = 8  # ranks a core whose start takes so long that it is told of
+_MANY = 8  # ranks a core from which on a start is slow enough for a report
 
-# Sub-commands that have --threads themselves.
+# Sub-commands with a --threads of their own.
 _THREADED = ("train", "evaluate", "bench", "compare")
 
 # On several hosts Open MPI forwards only its own variables.
@@ -70,14 +70,14 @@ _FORWARDED = re.compile(r"OMP_\w+|GOSSIPGRAD_\w+|PYTHONPATH|PYTHONSAFEPATH|HOME|
 
 
 class LaunchError(Exception):
-    """Something that the user can mend; its text is the whole message."""
+    """An error that the user can fix; its text is the whole message."""
 
 
 # ------------------------------------------------------------------------------------ inside a launched rank
 
 
 def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
-    """How many ranks the launcher says there are on this machine; 1 where it does not say."""
+    """The number of ranks on this machine, from the launcher; 1 if unknown."""
     for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE"):
         if environ.get(name, "").isdigit():
             return max(1, int(environ[name]))
@@ -85,17 +85,17 @@ def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def crowded(threads: int, environ: Mapping[str, str] = os.environ) -> bool:
-    """In a rank: would the ranks of this machine, with `threads` each, have more threads than cores?"""
+    """In a rank: True if the ranks of this machine, with `threads` each, have more threads than cores."""
     ranks = local_ranks(environ)
-    # A rank that is bound to some cores has these alone.
+    # A rank bound to some cores has these alone.
     return ranks > 1 and (threads if _narrowed() else ranks * threads) > usable_cores()
 
 
 def wait_passively(environ: MutableMapping[str, str] = os.environ) -> None:
-    """In a rank, before OpenMP's library is loaded, which reads this: where cores are too few, waiting threads sleep.
+    """In a rank, before OpenMP's library is loaded, which reads this: if cores are too few, waiting threads sleep.
 
-    They spin otherwise, on cores that others need. A trainer may ask for threads later, so two a rank must fit; with
-    one thread a rank none waits. Nothing that the user has set is changed.
+    Otherwise they spin, on cores that others need. A trainer may ask for threads later, so two a rank must fit; with
+    one thread a rank none waits. Settings of the user are never changed.
     """
     first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     threads = min(int(first), MOST_THREADS) if first.isdigit() else 1
@@ -136,13 +136,13 @@ def usable_cores() -> int:
 
 
 def _narrowed() -> bool:
-    """Was this process confined by taskset or the like? mpiexec does not look at that when it binds."""
+    """True if this process was confined by taskset or the like; mpiexec ignores that when it binds."""
     allowed = _read("/sys/fs/cgroup/cpuset.cpus.effective").strip() or _read("/sys/devices/system/cpu/online").strip()
     return bool(allowed) and os.sched_getaffinity(0) != _cpu_list(allowed)
 
 
 def _allocation_of_several(environ: Mapping[str, str]) -> bool:
-    """Are we in a batch job with several hosts? Then mpiexec knows the slots, not we."""
+    """True in a batch job with several hosts; then mpiexec knows the slots."""
     if environ.get("SLURM_JOB_NUM_NODES", environ.get("SLURM_NNODES", "1")) != "1":
         return True
     nodefile = environ.get("PBS_NODEFILE", "")
@@ -155,7 +155,7 @@ def _allocation_of_several(environ: Mapping[str, str]) -> bool:
 
 
 def find_mpiexec() -> str:
-    """The mpiexec that belongs to the library in use: beside Python (wheel) or beside the mpicc that built us."""
+    """The mpiexec of the library in use: beside Python (wheel) or beside the mpicc of the build."""
     named = os.environ.get("GOSSIPGRAD_MPIEXEC")
     if named:
         found = shutil.which(named)
@@ -181,12 +181,12 @@ def find_mpiexec() -> str:
 
 
 def home() -> dict[str, str]:
-    """A HOME where there is none, as under cron: Open MPI does not start without."""
+    """A HOME if there is none, as under cron: Open MPI does not start without."""
     return {} if os.environ.get("HOME") else {"HOME": preload.home()}
 
 
 def flavour(mpiexec: str) -> str:
-    """'openmpi5', 'openmpi4' or 'other' (Hydra and its kin). LaunchError: not of the MPI that the core is built for."""
+    """'openmpi5', 'openmpi4' or 'other' (Hydra and its kin). LaunchError: of another MPI than the core's."""
     command = [mpiexec, "--version"]
     environ = {**os.environ, **home()}
     try:
@@ -208,7 +208,7 @@ def _check_family(mpiexec: str, kind: str) -> None:
     """Ranks started by the mpiexec of another MPI would not find each other."""
     try:
         facts = preload.build_facts()
-    except ImportError:  # the ranks will say so
+    except ImportError:  # the ranks will report it
         return
     if (facts.MPI_FAMILY == "Open MPI") == (kind == "other"):
         of = "no Open MPI's" if kind == "other" else "Open MPI's"
@@ -221,13 +221,13 @@ def _check_family(mpiexec: str, kind: str) -> None:
 def rank_environment(
     ranks: int, threads: int, kind: str, oversubscribed: bool, crowded: bool, asked: bool
 ) -> dict[str, str]:
-    """What to add to the environment; nothing that the user has set is changed, but by an option.
+    """Additions to the environment; settings of the user are only changed by an option.
 
-    oversubscribed: are there more ranks than cores? crowded: are there more threads of all ranks than cores?
-    asked: were the threads given as an option?
+    oversubscribed: there are more ranks than cores. crowded: there are more threads of all ranks than cores.
+    asked: the threads were given as an option.
     """
     wanted = {"OMP_NUM_THREADS": str(threads)}
-    # Open MPI gives rank 0 a pseudo-terminal even where its output goes to a file, and no width: say what it really is.
+    # Open MPI gives rank 0 a pseudo-terminal even if its output goes to a file, and no width: pass the real facts.
     if sys.stdout.isatty():
         wanted["GOSSIPGRAD_TERMINAL"] = str(shutil.get_terminal_size().columns)
     if crowded:
@@ -256,7 +256,7 @@ def rank_environment(
 
 
 def _shared_memory_for(ranks: int) -> bool:
-    """Open MPI puts 16 MB a rank into /dev/shm, and dies of a bus error where that is full."""
+    """True if /dev/shm has Open MPI's 16 MB a rank; if it is full, Open MPI dies of a bus error."""
     try:
         state = os.statvfs("/dev/shm")
     except OSError:
@@ -265,7 +265,7 @@ def _shared_memory_for(ranks: int) -> bool:
 
 
 def check_folder(environ: Mapping[str, str]) -> None:
-    """LaunchError where mpiexec could not write its files: its own message names neither the folder nor the reason."""
+    """LaunchError if mpiexec could not write its files: its own message names neither the folder nor the reason."""
     folder = environ.get("TMPDIR") or "/tmp"
     try:
         os.makedirs(folder, 0o700, exist_ok=True)  # as mpiexec would
@@ -287,12 +287,12 @@ def bind_options(kind: str, threads: int) -> list[str]:
 
 
 def rank_command(command: list[str]) -> list[str]:
-    """What each rank runs: a Python file, or a sub-command of this package."""
+    """The command of each rank: a Python file, or a sub-command of this package."""
     if command[0].endswith(".py") or os.path.isfile(command[0]):
         if not os.path.isfile(command[0]):
             raise LaunchError(f"no such file: {command[0]!r}")
         return [sys.executable, *command]
-    # "python -m" would import gossipgrad.py, numpy.py and the like from the folder that is the current one.
+    # "python -m" would import gossipgrad.py, numpy.py and the like from the current folder.
     script = os.path.join(os.path.dirname(sys.executable), "gossipgrad")
     if os.path.exists(script):
         return [script, *command]
@@ -307,17 +307,17 @@ def rank_command(command: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `gossipgrad run` was asked for."""
+    """The request of `gossipgrad run`."""
 
     command: list[str]
     environment: dict[str, str]  # to be added to the environment
     only_print: bool
     stdin: bool
     openmpi: bool
-    checkpoint: str | None  # where the ranks write theirs
+    checkpoint: str | None  # path of the ranks' checkpoint
     words: list[str] | None  # of a sub-command of this package; None: a Python file
-    saves: bool  # do SIGTERM and SIGUSR1 let the ranks save?
-    elsewhere: bool  # may ranks write on other hosts, or relative to another folder?
+    saves: bool  # True if SIGTERM and SIGUSR1 let the ranks save
+    elsewhere: bool  # True if ranks may write on other hosts, or relative to another folder
     many: int  # ranks, if they are on this host and more than _MANY times its cores; else 0
 
 
@@ -335,7 +335,7 @@ def _words(option: str, text: str) -> list[str]:
 
 
 def _value_of(option: str, command: list[str]) -> str | None:
-    """What the command gives for an option, the last time if several."""
+    """The command's value for an option, the last one if several."""
     found = None
     for here, word in enumerate(command):
         if word == option and here + 1 < len(command):
@@ -346,7 +346,7 @@ def _value_of(option: str, command: list[str]) -> str | None:
 
 
 def plan(argv: list[str]) -> Plan:
-    """LaunchError: what is asked for cannot be."""
+    """The plan of a command line. LaunchError: impossible."""
     options: dict[str, str] = {}
     flags: set[str] = set()
     words = list(argv)
@@ -429,7 +429,7 @@ def plan(argv: list[str]) -> Plan:
     user_binds = any(re.match(r"-?-(bind-to|map-by|rank-by|cpu-set|rankfile)", w) for w in extra)
     if not user_binds:
         if options.get("--bind") == "none" or not fits or (not several and _narrowed()):
-            # Without a word Open MPI binds one or two ranks to one core each, whatever their threads.
+            # By default Open MPI binds one or two ranks to one core each, whatever their threads.
             command += ["--bind-to", "none"] if kind != "other" else []
         elif several and kind != "other" and threads == 1:
             command += ["--bind-to", "core", "--map-by", "slot"]
@@ -440,10 +440,10 @@ def plan(argv: list[str]) -> Plan:
         and sys.stdout.isatty()
         and not any(re.match("--(output|stream-buffering)", w) for w in extra)
     ):
-        # It holds back what does not end a line, as a progress bar. Where nobody watches that keeps lines whole.
+        # It holds back unfinished lines, as a progress bar. Without a terminal that keeps lines whole.
         command += ["--output", ":raw"]
     if kind != "other" and "--stdin" not in flags and "--stdin" not in extra:
-        command += ["--stdin", "none"]  # with the null device instead a rank 0 that reads would wait for ever
+        command += ["--stdin", "none"]  # with the null device instead a reading rank 0 would wait for ever
     return Plan(
         command=[*command, *extra, *rank_command(words)],
         environment=made,
@@ -468,7 +468,7 @@ def _several_hosts(hosts: str | None, environ: Mapping[str, str]) -> bool:
 
 
 def shown(command: list[str], made: Mapping[str, str]) -> str:
-    """The line one could type instead."""
+    """The equivalent line to type."""
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in made.items()), shlex.join(command)])
 
 
@@ -479,8 +479,9 @@ def main(
 ) -> int:
     """The sub-command 'run'; argv without the word itself. Returns the exit code.
 
-    check: is given the words of a sub-command before ranks are started, each of which would find the same error, and
-    whether all of them will be on this host. last: what is said of a checkpoint where a signal has ended the ranks.
+    check: called with the words of a sub-command before ranks are started, because each would find the same error; its
+    second argument is True if all ranks will be on this host. last: the text about a checkpoint after a signal has
+    ended the ranks.
     """
     if any(word in ("-h", "--help", "--help-all") for word in _own_options(argv)):
         print(USAGE, end="", flush=True)

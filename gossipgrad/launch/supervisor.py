@@ -1,7 +1,7 @@
-"""What `gossipgrad run` does while mpiexec runs: passes signals on, says why the ranks ended, leaves nothing behind.
+"""The work of `gossipgrad run` while mpiexec runs: pass signals on, report why the ranks ended, clean up.
 
-mpiexec has a process group of its own, so that the keys of a terminal (Ctrl-C, Ctrl-\\, Ctrl-Z) reach this process
-alone, which then knows why the ranks ended. All signals are blocked and waited for: no code runs at any moment.
+mpiexec has a process group of its own. So the keys of a terminal (Ctrl-C, Ctrl-\\, Ctrl-Z) reach this process alone,
+which then knows why the ranks ended. All signals are blocked and waited for, so no handler interrupts the code.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from gossipgrad.launch import leftovers
 # prctl's
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
-# Signal -> (what is said, seconds that the ranks have to end before they are killed)
+# Signal -> (message, seconds that the ranks have to end before they are killed)
 ENDING: dict[int, tuple[str, float]] = {
     signal.SIGINT: ("interrupted", 10.0),
     signal.SIGTERM: ("terminated", 10.0),
     signal.SIGQUIT: ("quit", 1.0),
     signal.SIGHUP: ("ended, because the terminal was closed", 1.0),
 }
-# Those that a script has whose ranks are sent SIGINT themselves: what catches KeyboardInterrupt may save.
+# Seconds for a script whose ranks are sent SIGINT themselves: a handler of KeyboardInterrupt may save.
 _TO_SAVE = 30.0
-_LAST_OUTPUT = 10.0  # seconds that what was printed has to arrive after mpiexec has ended
-# Seconds: between looks whether mpiexec has processes, how long it may live without any, and how long until it has.
+_LAST_OUTPUT = 10.0  # seconds for printed output to arrive after mpiexec has ended
+# Seconds: between checks of mpiexec's processes, max life without any, and max time until the first.
 _LOOK, _HUNG, _TO_START = 1.0, 5.0, 60.0
-_SILENT = 5.0  # seconds of a start until it is said what it waits for; each next time twice as many
-# Of a launcher's environment, for its ranks: who says why they end.
+_SILENT = 5.0  # seconds of a start until it is reported; doubled each time
+# Variable in a launcher's environment, for its ranks: the reporter of their end.
 VARIABLE = "GOSSIPGRAD_SUPERVISED"
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 WAITED_FOR = {*ENDING, *_PASSED_ON, signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT}
 
 
 def _prctl(option: int, value: int) -> None:
-    """Linux's; what it asks for is a help where it is there, and nothing depends on it elsewhere."""
+    """Linux's prctl; its effects help if available, and nothing depends on them elsewhere."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
@@ -52,7 +52,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def parents() -> dict[int, int]:
-    """The parent of each living process that can be seen; zombies do not live."""
+    """The parent of each visible living process; zombies do not count."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -64,7 +64,7 @@ def parents() -> dict[int, int]:
 
 
 def descendants(of: int, parent_of: Mapping[int, int]) -> set[int]:
-    """All processes that `of` started, and those that they started."""
+    """All processes that `of` started, directly or not."""
     found: set[int] = set()
     more = {of}
     while more:
@@ -74,7 +74,7 @@ def descendants(of: int, parent_of: Mapping[int, int]) -> set[int]:
 
 
 def has_children(process: int) -> bool:
-    """Has it started what lives?"""
+    """True if it has living children."""
     try:
         for thread in os.listdir(f"/proc/{process}/task"):
             with open(f"/proc/{process}/task/{thread}/children") as file:
@@ -88,7 +88,7 @@ def has_children(process: int) -> bool:
 
 
 def _rank_of(process: int) -> bytes:
-    """The launcher's words in the environment that a process was started with; b"": it is no rank's."""
+    """The launcher's words in the initial environment of a process; b"": it is no rank."""
     with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:
         found = [one for one in file.read().split(b"\0") if one.startswith((b"PMIX_RANK=", b"PMI_RANK="))]
         return b"".join(found)
@@ -96,7 +96,7 @@ def _rank_of(process: int) -> bytes:
 
 
 def ranks_of(launcher: int, parent_of: Mapping[int, int]) -> set[int]:
-    """Of the ranks that mpiexec has started on this host the first process that is no shell's."""
+    """For each rank that mpiexec has started on this host the first process that is no shell."""
     below = descendants(launcher, parent_of)
     rank = {pid: _rank_of(pid) for pid in below}
     found: set[int] = set()
@@ -117,7 +117,7 @@ def _behind_shells(pid: int, parent_of: Mapping[int, int]) -> set[int]:
 
 
 def have_loaded(pids: Iterable[int]) -> int:
-    """How many of these processes have loaded the compiled core."""
+    """The number of these processes that have loaded the compiled core."""
     count = 0
     for pid in pids:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
@@ -132,7 +132,7 @@ def _send(pids: Iterable[int], number: int) -> None:
 
 
 def _may_be_full(descriptor: int) -> bool:
-    """Is it a file, or a device that is no terminal? A pipe's reader that is gone ends the launcher by a signal."""
+    """True for a file, or a device that is no terminal. A pipe without a reader ends the launcher by a signal."""
     try:
         mode = os.fstat(descriptor).st_mode
     except OSError:
@@ -146,12 +146,12 @@ def _may_be_full(descriptor: int) -> bool:
 class Supervisor:
     """Runs a command, mpiexec, to its end.
 
-    What it prints into a file goes through this process, since mpiexec does not tell of what it cannot write.
+    Output into a file goes through this process, because mpiexec does not report failed writes.
 
-    forwards_stop: the command stops its ranks when it is sent SIGTSTP, as Open MPI's does.
+    forwards_stop: the command stops its ranks on SIGTSTP, as Open MPI's does.
     script: the ranks run a script, which may catch KeyboardInterrupt.
     saves: SIGTERM and SIGUSR1 let the ranks save and end by themselves; they are sent SIGUSR1 for both.
-    many: ranks on this host, if they share its cores with many others; 0: nothing is said of their start.
+    many: ranks on this host, if they share its cores with many others; 0: their start is not reported.
     """
 
     def __init__(
@@ -167,22 +167,22 @@ class Supervisor:
         self.script, self.saves = script, saves
         self.ending: int | None = None  # the signal that ends the ranks
         self.deadline: float | None = None
-        self.output: threading.Thread | None = None  # that writes what the ranks print, where this process does
-        self.unwritten = False  # has some of that been lost?
-        self.saving = False  # have the ranks been asked to?
-        self.hung = False  # has mpiexec not ended after its ranks?
-        self._alone: float | None = None  # since when it has no processes
-        self._had = False  # has it had some?
+        self.output: threading.Thread | None = None  # writes the ranks' output, if this process does
+        self.unwritten = False  # True if output was lost
+        self.saving = False  # True if the ranks were asked to save
+        self.hung = False  # True if mpiexec did not end after its ranks
+        self._alone: float | None = None  # start of its time without processes
+        self._had = False  # True if it has had some
         self._many, self._speak_at = many, _SILENT
 
     def run(self, stdin: bool = False, last: Callable[[], str] = str) -> int:
-        """The exit code: the command's, or 128 + the number of the signal that ended it; 1 where output was lost.
+        """The exit code: the command's, or 128 + the number of the signal that ended it; 1 if output was lost.
 
-        stdin: the ranks' launcher reads this process's standard input. last: what is added when a signal ends the run,
+        stdin: the ranks' launcher reads this process's standard input. last: text to add when a signal ends the run,
         such as the last checkpoint.
         """
         ignored = {number for number in WAITED_FOR if signal.getsignal(number) is signal.SIG_IGN}
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # where it was ignored, nobody could be waited for
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # if it were ignored, waiting for children would fail
         before: set[int] = {*signal.pthread_sigmask(signal.SIG_BLOCK, WAITED_FOR)}
         _prctl(PR_SET_CHILD_SUBREAPER, 1)  # the ranks of a killed launcher become children of this process
         try:
@@ -191,7 +191,7 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if self.ending is not None or code < 0:
-            self._kill()  # what its death has left
+            self._kill()  # processes that outlived it
         if self.output is not None:
             self.output.join(_LAST_OUTPUT)
         if self.ending is not None:
@@ -250,7 +250,8 @@ class Supervisor:
             process.stdin.close()
 
     def _write_output(self, process: subprocess.Popen[bytes]) -> None:
-        """Where it cannot be written the ranks go on: what they train is worth more than what they say of it."""
+        """Pass output on. If it cannot be written the ranks continue: their training is worth more than their
+        output."""
         assert process.stdout is not None
         while text := process.stdout.read(65536):
             while text and not self.unwritten:
@@ -277,7 +278,7 @@ class Supervisor:
         return code
 
     def _look(self, now: float) -> None:
-        """End what has no more time: ranks after a signal, and mpiexec after its ranks, where Open MPI may hang."""
+        """End processes out of time: ranks after a signal, and mpiexec after its ranks, because Open MPI may hang."""
         if self.deadline is not None:
             if now >= self.deadline:
                 self._kill()
@@ -291,7 +292,7 @@ class Supervisor:
                 self._kill()
 
     def _say_of_start(self, seconds: float) -> None:
-        """What a start of many ranks waits for, after `seconds`, and when they are all there."""
+        """Report the cause of a slow start of many ranks, after `seconds`, and its end."""
         if not self._many or seconds < self._speak_at:
             return
         loaded = have_loaded(ranks_of(self.process.pid, parents()))
@@ -327,7 +328,7 @@ class Supervisor:
         _send([self.process.pid], signal.SIGCONT)
 
     def _kill(self) -> None:
-        """Ends mpiexec and all that it and its ranks started on this host. Daemons on others end when it does."""
+        """End mpiexec and all processes of it and its ranks on this host. Daemons on others end when it does."""
         left = descendants(os.getpid(), parents())
         files = leftovers.of_processes(left)
         for _ in range(50):
@@ -341,12 +342,12 @@ class Supervisor:
         self.deadline = None
 
     def _stop(self) -> None:
-        """Ctrl-Z: the ranks, mpiexec and this process stop; the shell's fg or bg lets them go on."""
+        """Ctrl-Z: the ranks, mpiexec and this process stop; the shell's fg or bg continues them."""
         if self.forwards_stop:
             _send([self.process.pid], signal.SIGTSTP)
-            time.sleep(0.2)  # for passing it on to the ranks; nothing says when it has
+            time.sleep(0.2)  # time for passing it on to the ranks; its end is unknown
         _send([self.process.pid], signal.SIGSTOP)
-        # The signal's own action, which is nothing where no shell could let this process go on.
+        # The signal's own action; nothing happens if no shell could continue this process.
         os.kill(os.getpid(), signal.SIGTSTP)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})

@@ -1,4 +1,4 @@
-"""How far work is, for a person: a line that is drawn over, on a terminal or in a notebook; lines in a log."""
+"""Progress of work for a person: a line that is redrawn, on a terminal or in a notebook; lines in a log."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def duration(seconds: float) -> str:
 
 
 def on_terminal(file: IO[str]) -> bool:
-    """Whether a person watches what is written to this file.
+    """True if a person watches the output to this file.
 
     A launcher may give its ranks a terminal of their own although its own output goes to a file, so "gossipgrad run"
-    says what it has itself.
+    passes its own state.
     """
     if launcher_world_size() is not None and os.environ.get("GOSSIPGRAD_TERMINAL", "0") in ("", "0"):
         return False
@@ -33,18 +33,18 @@ def on_terminal(file: IO[str]) -> bool:
 
 
 def columns() -> int:
-    """Of the terminal on which a person watches; a launcher gives its ranks one without a width."""
+    """Width of the terminal that a person watches; a launcher gives its ranks one without a width."""
     width = os.environ.get("GOSSIPGRAD_TERMINAL", "") if launcher_world_size() is not None else ""
     return int(width) if width.isdecimal() and int(width) > 1 else shutil.get_terminal_size().columns
 
 
 def in_notebook(file: IO[str]) -> bool:
-    """Whether the file is a notebook's cell, where a carriage return begins the line anew as on a terminal."""
+    """True if the file is a notebook's cell, where a carriage return begins the line anew as on a terminal."""
     return type(file).__module__.partition(".")[0] == "ipykernel"
 
 
 def pause(file: IO[str]) -> float:
-    """Seconds between two lines in a file that stores all that is written."""
+    """Seconds between two lines in a file that stores all output."""
     return CELL_EVERY if in_notebook(file) else LINE_EVERY
 
 
@@ -56,10 +56,10 @@ class Line:
     """A line of a terminal, or of a notebook's cell, that each drawing replaces."""
 
     def __init__(self) -> None:
-        self._width = 0  # of what is drawn
+        self._width = 0  # of the drawn text
 
     def draw(self, file: IO[str], line: str) -> None:
-        """As much of `line` as the terminal is wide. A notebook knows no sequence that clears a line."""
+        """Draw `line`, cut to the terminal's width. A notebook knows no sequence that clears a line."""
         line, rest = line[: columns()], "\x1b[K"
         if in_notebook(file):
             rest = " " * max(self._width - len(line), 0) + ("" if line else "\r")
@@ -68,13 +68,13 @@ class Line:
         self._width = len(line)
 
     def clear(self, file: IO[str]) -> None:
-        """Remove what is drawn."""
+        """Remove the drawn text."""
         if self._width:
             self.draw(file, "")
 
 
 class Bar:
-    """How far a piece of work is: a bar on a terminal, a line every half minute elsewhere; on rank 0 alone."""
+    """Progress of a piece of work: a bar on a terminal, a line every half minute elsewhere; on rank 0 alone."""
 
     def __init__(self, text: str, shown: bool = True) -> None:
         self.text = text
@@ -85,7 +85,7 @@ class Bar:
         self._line = Line()
 
     def show(self, share: float, words: str) -> None:
-        """`share` of the work, 0..1, is done; `words` say how much."""
+        """Show that `share` of the work, 0..1, is done; `words` describe it."""
         now = time.monotonic()
         if not self._speaks or now < self._due:
             return
@@ -103,7 +103,7 @@ class Bar:
         self._line.clear(sys.stdout)
 
     def close(self, words: str | None = None) -> None:
-        """Remove the bar; say `words` in its place."""
+        """Remove the bar; print `words` in its place."""
         self.clear()
         if words and self._speaks:
             print(f"{self.text}: {words} in {time.monotonic() - self._start:.1f} s", flush=True)

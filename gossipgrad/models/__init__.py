@@ -55,7 +55,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Entry:
-    """A network of the command line, with what goes with it, and what its samples are.
+    """A network of the command line, with its defaults, and the kind of its samples.
 
     optimizer: for one rank, `batch` samples a step and a constant rate.
     """
@@ -66,14 +66,14 @@ class Entry:
     dataset: str
     optimizer: optim.Optimizer
     samples: Literal["images", "rows", "tokens"] = "images"
-    streams: bool = False  # can it carry its state from batch to batch, by stateful=True?
+    streams: bool = False  # True if it can carry its state from batch to batch, by stateful=True
 
     def options(self, name: str) -> dict[str, Any]:
-        """As set_options, for the network in its own form."""
+        """set_options for the network in its own form."""
         return set_options(self.make(), name, self.streams)
 
     def of(self, train: Dataset, loss: Loss | None = None, ignored: int | None = None) -> Model:
-        """The network for samples and classes as those of a set; its own form, where it has none for such samples.
+        """The network for samples and classes like those of a set; its own form, if it has none for such samples.
 
         ignored: a target that is no class.
         """
@@ -90,14 +90,14 @@ class Entry:
 
 
 def _classes(train: Dataset, ignored: int | None) -> int:
-    """How many classes, or characters, the targets of a set have."""
+    """The number of classes, or characters, of a set's targets."""
     if train.class_names is not None:
         return len(train.class_names)
     return int(train.targets.max(initial=0, where=True if ignored is None else train.targets != ignored)) + 1
 
 
 def _outputs(train: Dataset, loss: Loss, ignored: int | None) -> int:
-    """How many outputs targets want that are classes, or numbers."""
+    """The number of outputs for targets that are classes, or numbers."""
     return _classes(train, ignored) if loss == "cross_entropy" else math.prod(train.targets.shape[1:])
 
 
@@ -139,9 +139,9 @@ def by_name(name: str) -> Entry:
 
 
 def set_options(net: Model, name: str, streams: bool) -> dict[str, Any]:
-    """What a set of this name is for a network unless something else is given: its own size of images or text.
+    """Default options of a set of this name for a network: its own size of images or text.
 
-    streams: can it carry its state from batch to batch?
+    streams: True if it can carry its state from batch to batch.
     """
     shape, text = net.input_shape, net.tokens() is not None
     if name == "imagefolder" and not text and len(shape) == 3:
@@ -164,8 +164,7 @@ def with_data(
 ) -> tuple[Model, Dataset, Dataset]:
     """The network for a set by name, and (train, validation) of it; "synthetic": a set of the network's own shapes.
 
-    loss: None: the network's own. ignored: a target that is no class. options: of the set, as gossipgrad.data.load has
-    them.
+    loss: None: the network's own. ignored: a target that is no class. options: of the set, as of gossipgrad.data.load.
     """
     if name == "synthetic":
         net = entry.make()

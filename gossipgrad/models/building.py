@@ -1,4 +1,4 @@
-"""What the networks have in common: their arguments, and how weights start."""
+"""Common parts of the networks: their arguments, and initial weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Made = TypeVar("_Made", bound=Callable[..., Any])
 
 
 def network(make: _Made) -> _Made:
-    """A function that makes a network by name: a keyword that it does not have is an error with a hint."""
+    """A function that makes a network by name: an unknown keyword is an error with a hint."""
     known = named_keywords(make)
 
     @functools.wraps(make)

@@ -25,8 +25,8 @@ def char_lstm(
     """An LSTM over characters: 280,897 parameters by default; loss "cross_entropy" of each position.
 
     After A. Karpathy's char-rnn, as trained in Chen et al., "AdaComp" (2017). `sequence` tokens of `vocabulary` become
-    scores (sequence, vocabulary) of the characters that follow. dropout: between the layers of the LSTM, and behind
-    the last. stateful: the state is carried from batch to batch, for windows="streams" of gossipgrad.data.text.
+    scores (sequence, vocabulary) of the next characters. dropout: between the layers of the LSTM, and after the
+    last. stateful: the state is carried from batch to batch, for windows="streams" of gossipgrad.data.text.
     Names as in PyTorch's example word_language_model: encoder, rnn, decoder; weights start as there.
     """
     vocabulary, dropout = at_least("vocabulary", vocabulary), rate(dropout)
@@ -52,11 +52,11 @@ def char_gpt(
 ) -> Model:
     """A decoder-only transformer over characters, with nanoGPT's names; loss "cross_entropy" of each position.
 
-    `sequence` tokens (nanoGPT's block_size) of `vocabulary` become scores (sequence, vocabulary) of the characters that
-    follow. layers, heads, width: n_layer, n_head, n_embd. By default nanoGPT's setting for a CPU, 818,176 parameters;
-    its own for a GPU is layers=6, heads=6, width=384, sequence=256, dropout=0.2. Weights start as there: normal with
-    deviation 0.02, of what is added to the residual path 0.02 / sqrt(2 layers). transformer.wte.weight and
-    lm_head.weight, one tensor in nanoGPT, are two here, which start with different values and are trained each.
+    `sequence` tokens (nanoGPT's block_size) of `vocabulary` become scores (sequence, vocabulary) of the next
+    characters. layers, heads, width: n_layer, n_head, n_embd. By default nanoGPT's setting for a CPU, 818,176
+    parameters; its own for a GPU is layers=6, heads=6, width=384, sequence=256, dropout=0.2. Weights start as there:
+    normal with deviation 0.02; for additions to the residual path 0.02 / sqrt(2 layers). transformer.wte.weight and
+    lm_head.weight, one tensor in nanoGPT, are two here: they start with different values and are trained separately.
     """
     heads, width, layers = at_least("heads", heads), at_least("width", width), at_least("layers", layers)
     if width % heads:

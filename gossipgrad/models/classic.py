@@ -51,9 +51,9 @@ def cifar_quick(
     After Krizhevsky's cuda-convnet, as in Caffe's examples/cifar10: windows of 3 x 3 by 2 that reach over the edge
     (32, 16, 8, 4), the first activation after its pooling, none between the linear layers.
 
-    initial  how weights start. "caffe": normal, deviation 1e-4 in conv1, 0.01 and 0.1 in the others, biases 0, made for
-             pixels of 0..255 less their mean; and as there, biases learn at twice the rate. "pytorch": as PyTorch's
-             layers do, for pixels of 0..1; with Caffe's an epoch on those ends at chance.
+    initial  the rule of initial weights. "caffe": normal, deviation 1e-4 in conv1, 0.01 and 0.1 in the others, biases
+             0, made for pixels of 0..255 less their mean; as there, biases learn at twice the rate. "pytorch":
+             PyTorch's defaults, for pixels of 0..1; with Caffe's an epoch on those ends at chance.
     """
     caffe = choice("initial", initial, ("pytorch", "caffe")) == "caffe"
 

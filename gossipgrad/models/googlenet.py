@@ -24,7 +24,7 @@ from gossipgrad.layers import (
 from gossipgrad.model import Model
 from gossipgrad.models.building import Shape, at_least, chain, image, network, rate
 
-# Of each module: 1 x 1; 3 x 3 and what comes before it; the widest windows and what comes before; behind the pooling.
+# Widths of each module: 1 x 1; 3 x 3 and its reduction; the widest windows and their reduction; after the pooling.
 _INCEPTIONS = {
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),
@@ -76,7 +76,7 @@ def googlenet(
 ) -> Model:
     """GoogLeNet with its two auxiliary heads, which training alone uses, with weight 0.3; loss "cross_entropy".
 
-    form       "torchvision": BatchNorm behind each convolution, and 3 x 3 windows in place of 5 x 5: 13,004,888
+    form       "torchvision": BatchNorm after each convolution, and 3 x 3 windows in place of 5 x 5: 13,004,888
                parameters at 1000 classes, 6,624,904 without the auxiliary heads. "published": biases,
                LocalResponseNorm, 5 x 5 windows; weights start as in Caffe's bvlc_googlenet; with auxiliary heads images
                of at least 80 x 80.

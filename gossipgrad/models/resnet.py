@@ -109,7 +109,7 @@ def _cifar(depth: int, classes: int, input: Shape, width: int) -> Model:
         for i in range((depth - 2) // 6):
             block, shortcut = f"layer{stage + 1}.{i}", y
             stride = 2 if stage and not i else 1
-            if stride > 1:  # every second pixel, and zeros for the channels that are new: no parameters
+            if stride > 1:  # every second pixel, and zeros for the new channels: no parameters
                 fewer = AvgPool2d(1, 2, name=f"{block}.shortcut")(y)
                 shortcut = Pad(0, out // 4, out // 2 - out // 4, name=f"{block}.pad")(fewer)
             inside = _normed_narrow(y, out, stride, f"{block}.conv1", f"{block}.bn1")
@@ -124,8 +124,8 @@ def _cifar(depth: int, classes: int, input: Shape, width: int) -> Model:
 def resnet20(classes: int = 10, input: Shape = (3, 32, 32), *, width: int = 16) -> Model:
     """ResNet-20 for CIFAR-10 (He et al., 4.2): 269,722 parameters at 10 classes; loss "cross_entropy".
 
-    Shortcuts have no parameters (option A): where the image shrinks, every second pixel, with zeros for the channels
-    that are new, half of them before and half behind. Names as in Y. Idelbayev's PyTorch version.
+    Shortcuts have no parameters (option A). When the image shrinks they take every second pixel, with zeros for the new
+    channels, half of them before and half after. Names as in Y. Idelbayev's PyTorch version.
     """
     return _cifar(20, classes, input, width)
 

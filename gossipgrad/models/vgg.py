@@ -9,7 +9,7 @@ from gossipgrad.layers import AdaptiveAvgPool2d, BatchNorm2d, Conv2d, Dropout, F
 from gossipgrad.model import Model
 from gossipgrad.models.building import Shape, at_least, chain, fan_out, image, network, rate
 
-# Convolutions of each of the five stages, whose widths are 64, 128, 256, 512 and 512.
+# Convolutions of each of the five stages; their widths are 64, 128, 256, 512 and 512.
 _STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 

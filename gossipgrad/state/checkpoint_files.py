@@ -1,12 +1,12 @@
 """The files of a checkpoint: PATH, the consensus weights as safetensors, and PATH.state/, all ranks' own state.
 
 PATH.state/step-<step>-<token>/rank-00000.safetensors holds a rank's arenas, each array as "<arena>/<parameter>":
-"weight/...", and the moments of the optimiser, such as "momentum/..."; the metadata of PATH say which folder belongs to
-it, and the checksum of each rank's file. A save writes a new folder, then replaces PATH in one step, then removes the
-old folder: whenever it is interrupted, PATH and its folder belong together. Every file has a checksum for each array
-and for its header, compared when it is read.
+"weight/...", and the moments of the optimiser, such as "momentum/...". The metadata of PATH name its folder, and the
+checksum of each rank's file. A save writes a new folder, then replaces PATH in one step, then removes the old folder.
+So even if it is interrupted, PATH and its folder belong together. Every file has a checksum for each array and for its
+header, compared when it is read.
 
-Who saves holds a lock on PATH.state/ meanwhile; a Checkpoint callback holds it as long as fit runs.
+A save holds a lock on PATH.state/; a Checkpoint callback holds it as long as fit runs.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ _held: dict[str, _Held] = {}  # by the real path of the folder
 
 
 def lock(path: str) -> str:
-    """No other process saves to PATH until unlock, which wants what this returns. CheckpointError, OSError.
+    """No other process saves to PATH until unlock, which takes the result. CheckpointError, OSError.
 
-    The folder of PATH must be there, and PATH, if it is there, a regular file. Locks of one process nest,
-    and go with it.
+    The folder of PATH must exist, and PATH, if it exists, must be a regular file. Locks of one process nest, and end
+    with it.
     """
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
@@ -83,12 +83,12 @@ def lock(path: str) -> str:
 
 
 def unlock(root: str) -> None:
-    """The end of a lock. An empty folder goes."""
+    """End a lock. An empty folder is removed."""
     one = _held[root]
     one.users -= 1
     if one.users == 0:
         del _held[root]
-        with contextlib.suppress(OSError):  # it is not empty
+        with contextlib.suppress(OSError):  # not empty
             os.rmdir(root)
         os.close(one.handle)
 
@@ -123,7 +123,7 @@ def write_rank(path: str, state: str, rank: int, step: int, parts: dict[str, Arr
 def commit(path: str, state: str, weights: Arrays, description: dict[str, Any]) -> None:
     """Replace PATH (rank 0, after all ranks have written) and remove the folders of other saves.
 
-    `description` has the checksums of the ranks' files as "rank_files". What else lies in PATH.state/ stays.
+    `description` has the checksums of the ranks' files as "rank_files". Other files in PATH.state/ stay.
     """
     metadata = {"format": FORMAT, "state": state, "gossipgrad": json.dumps(description)}
     safetensors.write(path, weights, metadata, checksums=True)
@@ -134,10 +134,10 @@ def commit(path: str, state: str, weights: Arrays, description: dict[str, Any]) 
 
 
 def discard(path: str, state: str) -> None:
-    """Remove the folder of a save that failed, whose room may be wanted, unless PATH has come to name it."""
+    """Remove the folder of a failed save to free its space, unless PATH already names it."""
     try:
         named = read(path)[1]["state"] if os.path.exists(path) else ""
-    except CheckpointError:  # it may name any
+    except CheckpointError:  # PATH may name any
         return
     if named != state:
         shutil.rmtree(os.path.join(state_root(path), state), ignore_errors=True)
@@ -161,7 +161,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
     safetensors.header_digest(path, metadata)
     try:
         description, state = dict(json.loads(metadata["gossipgrad"])), metadata["state"]
-        if not _STATE.fullmatch(state):  # it becomes a path
+        if not _STATE.fullmatch(state):  # the name becomes a path
             raise ValueError(f"state {state!r}: allowed: {state_name(0, bytes(4))!r} and the like")
         digests = description["rank_files"]
         if not isinstance(digests, list) or len(digests) != description["ranks"]:
@@ -172,16 +172,16 @@ def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
 
 
 def saved_at(description: Mapping[str, Any]) -> str:
-    """When it was saved, in words: after "epoch 3", or within an epoch, after "step 1200, in epoch 4"."""
+    """The time of the save, in words: after "epoch 3", or within an epoch, after "step 1200, in epoch 4"."""
     if description.get("position") is None:
         return f"epoch {description['epoch']}"
     return f"step {description['step']}, in epoch {description['epoch'] + 1}"
 
 
 def last_checkpoint(path: str | None) -> str:
-    """For a message: "; the last checkpoint is PATH (epoch 3)", or that there is none; "" where none was asked for.
+    """For a message: "; the last checkpoint is PATH (epoch 3)", or that there is none; "" if none was requested.
 
-    One of the middle of an epoch is "PATH (step 1200, in epoch 4)".
+    Within an epoch it is "PATH (step 1200, in epoch 4)".
     """
     if not path:
         return ""
@@ -197,7 +197,7 @@ def last_checkpoint(path: str | None) -> str:
 
 
 def read_rank(path: str | os.PathLike[str], description: dict[str, Any], rank: int) -> dict[str, Arrays]:
-    """One rank's state as it was given to write_rank; `description`: what read gave.
+    """One rank's state as it was given to write_rank; `description`: from read.
 
     CheckpointError if the file is missing, damaged, or not the one that was saved together with PATH.
     """

@@ -1,7 +1,7 @@
-"""The clocks of a virtual cluster in what is saved.
+"""The clocks of a virtual cluster in saved state.
 
-They go on after a resume: from 0, sums of times would be rounded otherwise, so that ranks that do something at the same
-time might do it in another order.
+They continue after a resume. From 0, sums of times would be rounded differently, so simultaneous actions of ranks might
+change their order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Clock = tuple[float, float, float]  # as _core.Team.clocks
 
 @contextlib.contextmanager
 def standing(team: _core.Team) -> Iterator[list[Clock]]:
-    """The clocks, which stand still meanwhile: to save costs no virtual time. [] where they are real."""
+    """The clocks, stopped during the block: saving costs no virtual time. [] if they are real."""
     clocks = team.clocks()
     try:
         yield clocks
@@ -28,7 +28,7 @@ def standing(team: _core.Team) -> Iterator[list[Clock]]:
 
 
 def checked(described: Any, ranks: int) -> list[Clock]:
-    """What standing gave; [] of None, which is saved by what has none. TypeError, ValueError: another thing."""
+    """The result of standing; [] for None, saved without clocks. TypeError, ValueError: another thing."""
     if not described:
         return []
     if len(described) != ranks or any(len(times) != 3 for times in described):
@@ -38,6 +38,6 @@ def checked(described: Any, ranks: int) -> list[Clock]:
 
 
 def go_on(team: _core.Team, clocks: list[Clock]) -> None:
-    """From what was saved, with nothing in flight. Of real clocks, or of other ranks, nothing goes on."""
+    """Continue from saved clocks, with nothing in flight. A no-op for real clocks, or other ranks."""
     if clocks and len(clocks) == len(team.clocks()):
         team.set_clocks(clocks)

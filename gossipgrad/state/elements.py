@@ -1,4 +1,4 @@
-"""Element types that weights of others have and NumPy lacks."""
+"""Element types of foreign weights that NumPy lacks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# PyTorch's name -> (bits of the exponent, bits of the fraction, the greatest exponent stands for infinity and NaN).
+# PyTorch's name -> (bits of the exponent, bits of the fraction, True if the max exponent means infinity and NaN).
 FLOAT8 = {"float8_e4m3fn": (4, 3, False), "float8_e5m2": (5, 2, True)}
 
 
@@ -28,7 +28,7 @@ def _float8(name: str) -> NDArray[np.float32]:
 
 
 def decoded(name: str, stored: NDArray[Any]) -> NDArray[Any]:
-    """The elements of this type, by PyTorch's name: float32 of bfloat16 and of 8 bits, of all others as they are
+    """The elements of this type, by PyTorch's name: bfloat16 and 8-bit types as float32, all others as they are
     stored."""
     if name == "bfloat16":
         return (stored.astype(np.uint32) << 16).view(np.float32)

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all; JSON as others read it."""
+"""Files that appear complete or not at all; JSON in its standard form."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import IO, Any
 from gossipgrad.launch import preload
 from gossipgrad.state.outputs import check_path
 
-STALE = 60.0  # seconds: a younger temporary file may have been made just now, and not be locked yet
+STALE = 60.0  # seconds: a younger temporary file may not be locked yet
 
 
 def cache_folder() -> str:
-    """$XDG_CACHE_HOME/gossipgrad; .cache/gossipgrad in the user's home where that is not set."""
+    """$XDG_CACHE_HOME/gossipgrad; .cache/gossipgrad in the user's home if that is not set."""
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(preload.home(), ".cache"), "gossipgrad")
 
 
@@ -40,8 +40,7 @@ def _finite(value: Any) -> Any:
 
 
 def opened(path: str | os.PathLike[str]) -> IO[bytes]:
-    """A regular file to read. OSError: there is none, or it is a folder, a device or a named pipe, which is not waited
-    for."""
+    """A regular file to read. OSError: missing, or a folder, a device or a named pipe; it never waits for a pipe."""
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -58,16 +57,16 @@ def content(path: str | os.PathLike[str]) -> bytes:
 def write_atomically(path: str | os.PathLike[str], *parts: Any) -> None:
     """Write these bytes to a file that appears, or replaces the old one, only when all of them are on the disk.
 
-    A link is followed: its target is replaced, the link stays. What is there and no regular file, as /dev/stdout or a
-    named pipe, is written to and never replaced. A file that is replaced hands on its mode; a new one has that of the
-    umask. Temporary files beside `path` that a killed process left are removed. OSError: nothing is changed.
-    ValueError: an empty path.
+    A link is followed: its target is replaced, the link stays. A path that is no regular file, as /dev/stdout or a
+    named pipe, is written to and never replaced. A replaced file passes its mode on; a new one has that of the umask.
+    Temporary files beside `path` that a killed process left are removed. OSError: nothing is changed. ValueError: an
+    empty path.
     """
     path = os.path.realpath(check_path("path", path))
     try:
         _write(path, parts)
     except OSError as error:
-        error.filename = path  # not the temporary one; that of a write, on a full disk say, names no file
+        error.filename = path  # not the temporary one; an error of writing, as on a full disk, names no file
         raise
 
 
@@ -89,8 +88,8 @@ def _write(path: str, parts: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def written(path: str) -> Iterator[IO[bytes]]:
-    """A new file, with the mode of the umask, that appears as `path` in one move, with all of its bytes on the disk,
-    when the block ends well, and vanishes when it does not.
+    """A new file, with the mode of the umask. If the block ends well, it appears as `path` in one move, with all of its
+    bytes on the disk; otherwise it vanishes.
 
     Temporary files beside `path` that a killed process left are removed.
     """
@@ -99,7 +98,7 @@ def written(path: str) -> Iterator[IO[bytes]]:
     try:
         with stream:
             with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # says that its writer is alive
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shows that its writer is alive
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -112,10 +111,10 @@ def written(path: str) -> Iterator[IO[bytes]]:
 
 
 def sync_folder(folder: str) -> None:
-    """Bring the names in this folder to the disk, so that a new file is found after a loss of power."""
+    """Write the names in this folder to the disk, so that a new file survives a loss of power."""
     try:
         handle = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:  # may be written and not read
+    except OSError:  # writable but not readable
         return
     try:
         os.fsync(handle)
@@ -127,7 +126,7 @@ def sync_folder(folder: str) -> None:
 
 
 def _write_through(path: str, parts: tuple[Any, ...]) -> None:
-    """To a device, a pipe or a socket's name; a folder is an OSError, as open says it."""
+    """Write to a device, a pipe or a socket's name; a folder is an OSError, as of open."""
     with open(path, "wb", buffering=0) as stream:
         for part in parts:
             rest = memoryview(part).cast("B")
@@ -136,12 +135,12 @@ def _write_through(path: str, parts: tuple[Any, ...]) -> None:
 
 
 def _begin(name: str) -> str:
-    """As much of a file's name as leaves room, which is counted in bytes, for what a temporary one has besides."""
+    """The beginning of a file's name, counted in bytes, that leaves room for a temporary file's suffix."""
     return os.fsencode(name)[:200].decode("utf-8", "ignore")
 
 
 def _temporary(path: str) -> tuple[IO[bytes], str]:
-    """A new file beside `path`, with the mode of the umask: an object, which Ctrl-C at no moment leaves open."""
+    """A new file beside `path`, with the mode of the umask; an object, so that Ctrl-C never leaves it open."""
     folder, name = os.path.split(path)
     while True:
         temporary = os.path.join(folder, f".{_begin(name)}.{secrets.token_hex(4)}.tmp")
@@ -152,9 +151,9 @@ def _temporary(path: str) -> tuple[IO[bytes], str]:
 
 
 def locked_folder(folder: str) -> int | None:
-    """A handle of a folder, which is made: until it is closed no other process gets one. None: one has it. OSError.
+    """Make and lock a folder; until the handle is closed no other process gets one. None: another has it. OSError.
 
-    The lock goes with its process. A file system without locks lets all in.
+    The lock ends with its process. A file system without locks lets all in.
     """
     while True:
         os.makedirs(folder, exist_ok=True)
@@ -169,11 +168,11 @@ def locked_folder(folder: str) -> int | None:
         with contextlib.suppress(OSError):
             if os.path.samestat(os.stat(folder), os.fstat(handle)):
                 return handle
-        os.close(handle)  # it was removed, and perhaps made again, before we had the lock
+        os.close(handle)  # it was removed, and perhaps made again, before the lock
 
 
 def _remove_stale(path: str) -> None:
-    """What writers of `path` left that were killed: temporary files that nobody has locked."""
+    """Remove leftovers of killed writers of `path`: unlocked temporary files."""
     folder, name = os.path.split(path)
     for left in glob.glob(os.path.join(glob.escape(folder), f".{glob.escape(_begin(name))}.*.tmp")):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Paths that a run is to write to, checked before it starts: they are no use at its end if they cannot be written."""
+"""Output paths of a run, checked before it starts, because an unwritable one would be found only at its end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Path = str | os.PathLike[str]
 class Output:
     """A file that will be written.
 
-    argument    what the caller calls it: "report" in Python, "--report" on the command line.
-    checkpoint  it is a checkpoint: beside it come the best one's file, and a folder of the ranks' state for each.
+    argument    the caller's name for it: "report" in Python, "--report" on the command line.
+    checkpoint  True for a checkpoint: beside it come the best one's file, and a folder of the ranks' state for each.
     """
 
     argument: str
@@ -29,7 +29,7 @@ class Output:
         return f"{self.argument} {path}" if self.argument.startswith("-") else f"{self.argument}={path!r}"
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """(path, what it is) of all that is written; "": the file that was asked for."""
+        """(path, its meaning) of all written files; "": the requested file."""
         path = os.fspath(self.path)
         yield path, ""
         if self.checkpoint:
@@ -40,7 +40,7 @@ class Output:
 
 
 def best_path(path: Path) -> str:
-    """Where the best epoch's checkpoint goes: "run.best.safetensors" for "run.safetensors"."""
+    """Path of the best epoch's checkpoint: "run.best.safetensors" for "run.safetensors"."""
     stem, extension = os.path.splitext(os.fspath(path))
     return f"{stem}.best{extension}"
 
@@ -48,8 +48,8 @@ def best_path(path: Path) -> str:
 def check(outputs: Sequence[Output], inputs: Mapping[str, Path] | None = None) -> None:
     """ValueError unless every output can be written, and none overwrites another one or an input.
 
-    inputs: files that are read, by argument; a checkpoint may replace the one that is resumed. Links are followed. What
-    is there and is no regular file (a device, a pipe) is written to as it is, by several outputs if need be.
+    inputs: files that are read, by argument; a checkpoint may replace the resumed one. Links are followed. An existing
+    path that is no regular file (a device, a pipe) is written to as it is, also by several outputs.
     """
     for one in outputs:
         _check_path(one)
@@ -71,8 +71,9 @@ def check(outputs: Sequence[Output], inputs: Mapping[str, Path] | None = None) -
 
 
 def check_path(argument: str, path: Path) -> str:
-    """The path as a text; TypeError for what is none, bytes too, ValueError for an empty one, as an unset variable of
-    a shell gives."""
+    """The path as a text. TypeError for other types, also bytes; ValueError for an empty one, as an unset variable of a
+    shell gives.
+    """
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise TypeError(f"{argument}={path!r}: allowed: a path, a string or a pathlib.Path")
@@ -82,14 +83,14 @@ def check_path(argument: str, path: Path) -> str:
 
 
 def fixed_path(argument: str, path: Path) -> str:
-    """check_path, as an absolute one: what is written in the course of a run goes to one place, whatever folder a
-    callback makes the current one."""
+    """check_path, as an absolute one: outputs of a run go to one place, even if a callback changes the current
+    folder."""
     text = check_path(argument, path)
     return text if os.path.isabs(text) else os.path.join(_current_folder(), text)
 
 
 def _current_folder() -> str:
-    """By the name that PWD has for it: the same on all nodes, where links may lead to other folders on each."""
+    """The current folder by its name in PWD, which is valid on all nodes; links may lead to other folders on each."""
     name = os.environ.get("PWD", "")
     return name if os.path.isabs(name) and _same(name, os.curdir) else os.getcwd()
 
@@ -113,7 +114,7 @@ def _check_path(output: Output) -> None:
     folder = os.path.dirname(os.path.realpath(path)) or "."
     if not os.path.isdir(folder):
         raise ValueError(f"{output}: no such folder: {folder}")
-    try:  # what the rights say is not all: a file system may be read-only, or another machine's
+    try:  # permissions are not enough: a file system may be read-only, or another machine's
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -121,7 +122,7 @@ def _check_path(output: Output) -> None:
 
 
 def _is_special(path: str) -> bool:
-    """Is it there, and neither a regular file nor a folder?"""
+    """True if it exists, and is neither a regular file nor a folder."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -130,7 +131,7 @@ def _is_special(path: str) -> bool:
 
 
 def _same(one: str, other: str) -> bool:
-    """Do both name the same file, there or not, through links too?"""
+    """True if both name the same file, existing or not, also through links."""
     if os.path.realpath(one) == os.path.realpath(other):
         return True
     try:

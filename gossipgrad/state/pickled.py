@@ -1,7 +1,7 @@
 """Pickles that are read without running them.
 
-Python's own reader imports and calls whatever a file names. This one knows containers, numbers and text, and of
-classes and functions only those it is given: any other name is an error that says it, and nothing is imported.
+Python's own reader imports and calls any name in a file. This one knows containers, numbers and text, and only the
+given classes and functions. Any other name is an error that shows it, and nothing is imported.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _SIZES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class Unreadable(ValueError):
-    """Not a pickle, damaged, or with a class or function in it that is not known."""
+    """Not a pickle, damaged, or with an unknown class or function in it."""
 
 
 def shown(value: Any) -> str:
-    """What a message says of a value. A repr follows every reference, which a small file can make without end."""
+    """A value's text for messages. A repr follows every reference, and a small file can make it endless."""
     return reprlib.repr(value)
 
 
 class Made:
-    """What a known name may give: an object whose state the file sets afterwards."""
+    """The result of a known name: an object whose state the file sets afterwards."""
 
     def set_state(self, state: Any) -> None:
         raise NotImplementedError
 
 
 class Name:
-    """A class or function of the file, by its full name, with what stands for it here."""
+    """A class or function of the file, by its full name, with its substitute here."""
 
     def __init__(self, full: str, value: Any) -> None:
         self.full, self.value = full, value
@@ -69,7 +69,7 @@ class _Machine:
         return self.stack[-1]
 
     def to_mark(self) -> list[Any]:
-        """What stands above the last mark, which goes with it."""
+        """Remove and return the stack above the last mark, and the mark."""
         for place in range(len(self.stack) - 1, -1, -1):
             if self.stack[place] is _MARK:
                 found = self.stack[place + 1 :]
@@ -94,7 +94,7 @@ class _Machine:
         target = self.top(object)
         if isinstance(target, Made):
             target.set_state(state)
-        elif not isinstance(target, dict):  # attributes of a dict, as the version of a state_dict, say nothing of it
+        elif not isinstance(target, dict):  # attributes of a dict, as the version of a state_dict, do not matter
             raise Unreadable("damaged: a state for what has none")
 
     def pairs(self, values: list[Any]) -> None:
@@ -162,16 +162,17 @@ class _Machine:
 
 
 def check_keys(keys: list[Any]) -> None:
-    """Python hashes tuples in tuples by recursion that nothing bounds, so that a small file could end the process."""
+    """Refuse nested tuples as keys: Python hashes them by unbounded recursion, so a small file could end the
+    process."""
     for key in keys:
         if isinstance(key, tuple) and any(isinstance(one, tuple) for one in key):
             raise Unreadable("it has a key of tuples in a tuple, which is not read")
 
 
 def converted(value: Any, leaf: Callable[[Any], Any], key: Callable[[Any], Any] = lambda key: key) -> Any:
-    """A copy of dicts, lists and tuples in each other, with leaf(x) in place of each x in them and key(k) of each key.
+    """A copy of nested dicts, lists and tuples, with leaf(x) for each x in them and key(k) for each key.
 
-    A container to which several refer is copied once. Unreadable: more than DEPTH in each other, as where one is in
+    A container with several references is copied once. Unreadable: nested deeper than DEPTH, also if one contains
     itself.
     """
     copies: dict[int, Any] = {}
@@ -197,11 +198,11 @@ def _shown(known: Mapping[str, Any]) -> str:
 
 
 def read(content: bytes | IO[bytes], known: Mapping[str, Any], persistent: Callable[[Any], Any] | None = None) -> Any:
-    """The object of one pickle; of a file, from its position on, which afterwards is behind the pickle.
+    """The object of one pickle; of a file, from its position on, which afterwards is after the pickle.
 
-    known       what stands for a class, function or constant, by its full name ("collections.OrderedDict"). What can
-                be called is called with the file's arguments, so it must check them.
-    persistent  gives the object of a persistent id; None: there are none.
+    known       the substitute of a class, function or constant, by its full name ("collections.OrderedDict"). Callables
+                are called with the file's arguments, so they must check them.
+    persistent  returns the object of a persistent id; None: there are none.
 
     Unreadable: damaged, or with another name in it.
     """
@@ -213,6 +214,6 @@ def read(content: bytes | IO[bytes], known: Mapping[str, Any], persistent: Calla
             machine.step(code.name, argument)
     except Unreadable:
         raise
-    except Exception as error:  # what a function that is known makes of arguments it does not expect, too
+    except Exception as error:  # also errors of a known function with unexpected arguments
         raise Unreadable(f"damaged: {error}") from error
     raise Unreadable("damaged: it has no end")

@@ -1,11 +1,11 @@
 """Files in the safetensors format: 8 bytes with the header's length, a header in JSON, the arrays' bytes.
 
-Format: https://github.com/huggingface/safetensors. Only what weights need: F32 is written; F64, F32, F16, BF16, F8,
+Format: https://github.com/huggingface/safetensors. Only types of weights: F32 is written; F64, F32, F16, BF16, F8,
 C64, BOOL and integers are read (BF16 and F8 as float32). Files are written beside their place and moved into it in one
 step.
 
 With checksums the metadata hold the SHA-256 of each array ("gossipgrad_sha256", a JSON object by name) and that of the
-header itself ("gossipgrad_header_sha256"), which covers the others: so it is a checksum of the whole file.
+header itself ("gossipgrad_header_sha256"). The header's covers the others, so it is a checksum of the whole file.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _DTYPES = {
 }  # fmt: skip
 _ELSEWHERE = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}  # PyTorch's names
 _HEADER_LIMIT = 100_000_000  # bytes, the format's own
-_MOST_DIMENSIONS = 32  # what every NumPy can hold
+_MOST_DIMENSIONS = 32  # the limit of every NumPy
 _ARRAYS, _HEADER = "gossipgrad_sha256", "gossipgrad_header_sha256"  # names in the metadata
 
 
 def _header_digest(header: Mapping[str, Any]) -> str:
-    """Of the header without its own digest, whatever its spaces and the order of its keys."""
+    """Digest of the header without its own digest, whatever its spaces and the order of its keys."""
     metadata = {key: value for key, value in header["__metadata__"].items() if key != _HEADER}
     text = json.dumps(dict(header) | {"__metadata__": metadata}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -52,7 +52,7 @@ def write(
 ) -> str:
     """Write float32 arrays by name, with text by name in the header. Atomic.
 
-    With `checksums` the metadata get them, and the header's is returned, which stands for the whole file; else "".
+    With `checksums` the metadata get them, and the header's is returned, which covers the whole file; else "".
     """
     header: dict[str, Any] = {}
     offset = 0
@@ -79,7 +79,7 @@ def write(
 
 
 def content(path: str) -> bytes:
-    """The bytes of a regular file; CheckpointError: there is none, or it cannot be read."""
+    """The bytes of a regular file; CheckpointError: missing or unreadable."""
     try:
         return files.content(path)
     except OSError as error:
@@ -139,12 +139,12 @@ def _array(path: str, name: str, entry: Any, content: bytes, base: int) -> tuple
         raise CheckpointError(f"{path}: truncated: {name} ends at byte {base + end}, the file at {len(content)}")
     try:
         return np.frombuffer(content, dtype, count, base + begin).reshape(shape), base + begin, base + end
-    except ValueError as error:  # a dimension beyond what NumPy holds, beside one of 0
+    except ValueError as error:  # a dimension beyond NumPy's limit, beside one of 0
         raise CheckpointError(f"{path}: {name}: shape {shape}: {error}") from error
 
 
 def _check_places(path: str, places: Mapping[str, tuple[int, int]], base: int, size: int) -> None:
-    """Every byte behind the header belongs to one array, as the format demands."""
+    """CheckpointError unless every byte after the header belongs to one array, as the format demands."""
     last = base
     for name, (begin, end) in sorted(places.items(), key=lambda one: one[1]):
         if begin != last:
@@ -161,7 +161,7 @@ def _check_array(path: str, name: str, array: NDArray[Any], digests: Mapping[str
 
 
 def _digests(path: str, header: Mapping[str, Any], metadata: Mapping[str, str], needed: bool) -> dict[str, Any]:
-    """The arrays' checksums, after the header's own was compared; empty without checksums."""
+    """The arrays' checksums, after verifying the header's own; empty without checksums."""
     if _HEADER not in metadata and _ARRAYS not in metadata and not needed:
         return {}
     if metadata.get(_HEADER) != _header_digest(header):
@@ -174,7 +174,7 @@ def _digests(path: str, header: Mapping[str, Any], metadata: Mapping[str, str], 
 def read(path: str | os.PathLike[str], *, checksums: bool = False) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """(arrays by name in the file's order, metadata). CheckpointError: missing, truncated or not of this format.
 
-    Checksums are compared where the file has them; with `checksums` a file without is an error.
+    Checksums are verified if the file has them; with `checksums` a file without is an error.
     """
     path = os.fspath(path)
     whole = content(path)
@@ -195,7 +195,7 @@ def read(path: str | os.PathLike[str], *, checksums: bool = False) -> tuple[dict
 
 
 def header_digest(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> str:
-    """The checksum of a file that `read` gave these metadata of, as `write` returned it; CheckpointError: none."""
+    """The checksum of a file with these metadata from `read`, as `write` returned it; CheckpointError: none."""
     if _HEADER not in metadata:
         raise CheckpointError(f"{os.fspath(path)}: without checksums")
     return metadata[_HEADER]

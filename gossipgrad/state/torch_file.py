@@ -1,8 +1,9 @@
-"""Files of torch.save, read without PyTorch and without running what they hold (pickled.py).
+"""Files of torch.save, read without PyTorch and without running their content (pickled.py).
 
 Both formats are read: the zip archive (PyTorch 1.6 and later) and the older stream of pickles. Tensors become NumPy
-arrays, bfloat16 and float8 as float32, and NumPy's numbers Python's. Whole modules, and whatever else is no tensor,
-number, text or container, are refused by name: a file of weights is what torch.save(net.state_dict(), path) writes.
+arrays, bfloat16 and float8 as float32, and NumPy's numbers Python's. Whole modules, and other values that are no
+tensor, number, text or container, are refused by name: a file of weights is the output of torch.save(net.state_dict(),
+path).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _Storage:
     """Elements one after another. Their bytes come later in the older format."""
 
     def __init__(self, kind: _Type | None, count: int) -> None:
-        self.kind, self.count = kind, count  # no kind: bytes, whose type their tensors know
+        self.kind, self.count = kind, count  # no kind: bytes; the tensors know their type
         self.content: bytes | None = None
         self.order: Literal["<", ">"] = "<"
 
@@ -65,7 +66,7 @@ class _Storage:
 class _Tensor:
     """A view of a storage."""
 
-    negative = False  # is it of what is stored? So PyTorch has the imaginary part of a conjugate.
+    negative = False  # True for the negative of the stored values, as the imaginary part of a conjugate
     conjugate = False
 
     def __init__(self, storage: _Storage, kind: _Type, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]):
@@ -83,7 +84,7 @@ class _Tensor:
             view = np.lib.stride_tricks.as_strided(whole[self.offset :], self.shape, steps, writeable=False)
             view = np.negative(view) if self.negative else view
             return np.conjugate(view) if self.conjugate else view
-        # Sizes beyond what NumPy holds, where no element stands for them; the negative of a bool.
+        # Sizes beyond NumPy's limit without elements; the negative of a bool.
         except (ValueError, TypeError, OverflowError, MemoryError) as error:
             raise Unreadable(f"damaged: a tensor of shape {self.shape} and strides {self.strides}: {error}") from error
 
@@ -108,7 +109,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *others: Any) -
 
 
 def _typed_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *others: Any) -> _Tensor:
-    """torch._utils._rebuild_tensor_v3: the type is the tensor's, behind requires_grad and hooks."""
+    """torch._utils._rebuild_tensor_v3: the type is the tensor's, after requires_grad and hooks."""
     kind = others[2] if len(others) > 2 else None
     if not isinstance(storage, _Storage) or not isinstance(kind, _Type):
         raise Unreadable("damaged: a tensor without a type")
@@ -123,7 +124,7 @@ def _parameter(data: Any, *_: Any) -> Any:
 
 
 _NUMBERS = frozenset("b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split())  # as NumPy's dtypes name them
-_ORDERS = ["<", ">", "=", "|"]  # no set, which would hash whatever a file has there
+_ORDERS = ["<", ">", "=", "|"]  # no set, because it would hash any value of a file
 
 
 class _NumberType(pickled.Made):
@@ -205,7 +206,7 @@ class _Storages:
         self.views = False
 
     def of(self, name: Any) -> _Storage:
-        """What the persistent id ("storage", class, key, device, elements) stands for."""
+        """The storage of the persistent id ("storage", class, key, device, elements)."""
         try:
             what, kind, key, _, count = name[:5]
         except (TypeError, ValueError) as error:
@@ -247,7 +248,7 @@ def _from_zip(content: bytes) -> Any:
             _check_size(key, storage)
     except Unreadable:
         raise
-    # ValueError: names that are no text, places before the file's begin.
+    # ValueError: names that are no text, places before the file's beginning.
     except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, OSError, EOFError, ValueError) as error:
         raise Unreadable(f"damaged or truncated: {error}") from error
     return pickled.converted(found, _leaf)
@@ -261,7 +262,7 @@ def _check_size(key: str, storage: _Storage) -> None:
 
 
 def _from_stream(file: IO[bytes]) -> Any:
-    pickled.read(file, {})  # the magic number, which is why we are here
+    pickled.read(file, {})  # skips the magic number
     if pickled.read(file, {}) != _PROTOCOL:
         raise Unreadable("another version of PyTorch's older format")
     machine = pickled.read(file, {})
@@ -285,12 +286,13 @@ def _from_stream(file: IO[bytes]) -> Any:
 
 
 def is_one(head: bytes) -> bool:
-    """Are these the first bytes of such a file?"""
+    """True if these are the first bytes of such a file."""
     return head.startswith((ZIP, STREAM))
 
 
 def read(path: str, content: bytes) -> Any:
-    """What torch.save wrote, with arrays for tensors. CheckpointError: damaged, or with more than data in it."""
+    """The object that torch.save wrote, with arrays for tensors. CheckpointError: damaged, or with more than data in
+    it."""
     reader: Callable[[], Any] = lambda: _from_zip(content)  # noqa: E731
     if content.startswith(STREAM):
         reader = lambda: _from_stream(io.BytesIO(content))  # noqa: E731

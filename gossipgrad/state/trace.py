@@ -1,11 +1,15 @@
 """The ranks' event traces as a file for chrome://tracing or https://ui.perfetto.dev.
 
-A process a rank, with three lanes: "compute" (each step; in it forward, backward and update of every layer, and the
-waits, whose sum is the rank's exposed seconds), "exchange" (each bucket of layers, from sent and asked for, over
-arrived, to used; with its bytes and peer) and "data" ("batch" and "settle", whose sum is the rank's data seconds; in
-them each "wait" for samples that are shuffled; and these samples' own way, from sent, over arrived, to in their
-places). A GPU has two more, by its own clock: "GPU compute" (of each step "forward and backward", with what of the
-exchange falls into them, and "end", what follows) and "GPU copy" (each "batch" on its way). Times are in microseconds
+A process a rank, with three lanes:
+
+compute   each step; in it forward, backward and update of every layer, and the waits, whose sum is the rank's exposed
+          seconds.
+exchange  each bucket of layers, from sent and requested, over arrived, to used; with its bytes and peer.
+data      "batch" and "settle", whose sum is the rank's data seconds; in them each "wait" for shuffled samples; and
+          these samples' own way, from sent, over arrived, to in their places.
+
+A GPU has two more, by its own clock: "GPU compute" (for each step "forward and backward", including overlapping parts
+of the exchange, and "end", the work after them) and "GPU copy" (each "batch" on its way). Times are in microseconds
 since the first span of all, on rank 0's clock.
 """
 
@@ -22,7 +26,7 @@ from gossipgrad.launch import agreement, stall
 from gossipgrad.state.files import write_atomically
 
 LANES = ("compute", "exchange", "data", "GPU compute", "GPU copy")
-_GPU = 3  # the first of those that only a device with times of its own has
+_GPU = 3  # the first lane of a device with times of its own
 _EXCHANGE = 1
 
 Span = tuple[float, float, str, int, int, int, int, int, float, int]
@@ -54,10 +58,10 @@ def events(
     own_times = any(span[4] >= _GPU for span in spans)
     for lane, title in enumerate(LANES if own_times else LANES[:_GPU]):
         yield about | {"name": "thread_name", "tid": lane, "args": {"name": title}}
-    # By time, an outer span before what it holds; on a virtual clock many begin at once, the end of a step among them.
+    # By time, an outer span before its inner ones; on a virtual clock many begin at once, also the end of a step.
     for number, span in enumerate(sorted(spans, key=lambda one: (one[0], one[3], -one[1]))):
         begin, end, name, step, lane, index = span[:6]
-        if lane == _EXCHANGE or span[9] > 0:  # messages; what happens to samples has bytes where it is one
+        if lane == _EXCHANGE or span[9] > 0:  # messages; spans of samples have bytes if they are one
             yield from _flight(span, layers, rank, number, zero)
             continue
         title = name if index < 0 else f"{name} {nodes[index]}"
@@ -66,7 +70,7 @@ def events(
 
 
 def parts(texts: Sequence[bytes], lost: Sequence[int]) -> list[bytes]:
-    """The file, of every process's events as `encoded` gave them. lost: spans overwritten, by rank."""
+    """The file, from every process's events as `encoded` returned them. lost: spans overwritten, by rank."""
     tail = {"displayTimeUnit": "ms", "otherData": {"spans_lost": list(lost)}}
     return [b'{"traceEvents": [\n', b",\n".join(texts), b"\n], ", json.dumps(tail)[1:].encode()]
 
@@ -83,7 +87,7 @@ def write(
     layers: Sequence[str],
     path: str | os.PathLike[str],
 ) -> list[int]:
-    """Write all ranks' spans; returns how many of each rank's were overwritten by newer ones. Collective."""
+    """Write all ranks' spans; returns the number overwritten by newer ones, by rank. Collective."""
     where = f"step {core.step}"
     spans = [core.spans(local) for local in range(team.local)]
     own = {

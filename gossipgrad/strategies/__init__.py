@@ -1,4 +1,5 @@
-"""Strategies: what ranks send each other, to whom and when. Each class is a description; the core does the work."""
+"""Strategies: the messages between ranks, their partners and times. Each class is a description; the core does the
+work."""
 
 from __future__ import annotations
 
@@ -77,9 +78,9 @@ for _one in (
 
 
 def check_options(name: str, options: Iterable[str], also: Sequence[str] = ()) -> None:
-    """ValueError for a name that no strategy has, or an option that is no keyword of this one's.
+    """ValueError for a name that no strategy has, or an option that is no keyword of this strategy.
 
-    also: what the caller takes as well, beside the strategy's keywords; the error lists it.
+    also: further options that the caller takes, beside the strategy's keywords; the error lists them.
     """
     made = BY_NAME[choice("strategy", name, BY_NAME)]
     allowed = [field.name for field in fields(made)]
@@ -98,6 +99,6 @@ def by_name(name: str, **options: Any) -> Strategy:
 
 
 def from_settings(settings: Mapping[str, Any]) -> Strategy:
-    """The strategy that settings() described; other keys are ignored, and what is not there keeps its default."""
+    """The strategy of a settings() dict; other keys are ignored, and missing ones keep their defaults."""
     made = BY_NAME[choice("strategy", settings["strategy"], BY_NAME)]
     return made(**{field.name: settings[field.name] for field in fields(made) if field.name in settings})

@@ -17,19 +17,19 @@ PARTITIONS = ("auto", True, False)
 class AllReduce(Strategy):
     """The mean of all ranks' gradients, in one blocking all-reduce after the backward pass.
 
-    With compression gradients are cut into messages of 4 MiB and more each, in whole layers: one travels while the next
-    is packed, and the weights of those that have arrived are updated meanwhile, unless the optimiser needs norms.
+    With compression gradients are cut into messages of at least 4 MiB, in whole layers. One message travels while the
+    next is packed and the weights of arrived ones are updated, unless the optimiser needs norms.
 
     wire_dtype   "float32", or "bfloat16" for half the bytes: gradients and their sum travel rounded to nearest even,
                  the sum is made in float32, and all ranks end with the same bits.
     collectives  "own": sums are made in the order of ranks, so MPI, the virtual cluster and every run give the same
                  bits.
-                 "mpi": by the MPI library's MPI_Iallreduce, in an order of its choice: all ranks still end with the
-                 same bits, but neither those of "own" nor, perhaps, those of another run. float32 on the wire, ranks
-                 under MPI, and no network= of the trainer, which cannot hold MPI's own messages back. What the library
-                 sends is not known: bytes_sent and messages_sent count what a reduce-scatter and an all-gather need.
-                 Nor is it known for whom it waits: after `timeout` the error names the sum, its layers and step, but no
-                 rank.
+                 "mpi": by the MPI library's MPI_Iallreduce, in an order of its choice. All ranks still end with the
+                 same bits, but these differ from "own" and perhaps from run to run. It needs float32 on the wire and
+                 ranks under MPI, without network= of the trainer, which cannot hold MPI's own messages back. The
+                 library's traffic is unknown: bytes_sent and messages_sent count the need of a reduce-scatter and an
+                 all-gather. The awaited rank is unknown, too: after `timeout` the error names the sum, its layers and
+                 step, but no rank.
     """
 
     name: ClassVar[str] = "allreduce"
@@ -53,7 +53,7 @@ class LayerwiseAllReduce(Strategy):
 
     wire_dtype, collectives  as of AllReduce; with "mpi" the bits may differ from AllReduce's.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen as for GossipGraD.
-    chunk_bytes   a bucket is reduced in pieces of at most this many bytes; None: likewise.
+    chunk_bytes   a bucket is reduced in pieces of at most this many bytes; None: chosen likewise.
     """
 
     name: ClassVar[str] = "layerwise-allreduce"
@@ -75,16 +75,16 @@ class LayerwiseAllReduce(Strategy):
 class PeriodicAllReduce(Strategy):
     """Local SGD: every rank trains alone, and now and then weights and moments become the plain mean over all ranks.
 
-    period       after each step t (from 0) with (t + 1) % period == 0, whatever epoch it is in; an integer of at least
-                 1, or "log2": max(1, ceil(log2 p)) for p ranks.
-    wire_dtype   "float32", or "bfloat16" for half the bytes: values travel rounded to nearest even, and what returns,
-                 as bfloat16 too, is the difference to add: mean of the rounded - rounded w. So small updates that
+    period       average after each step t (from 0) with (t + 1) % period == 0, counted over epochs; an integer of at
+                 least 1, or "log2": max(1, ceil(log2 p)) for p ranks.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: values travel rounded to nearest even. The answer, also
+                 bfloat16, is the difference to add: mean of the rounded - rounded w. So small updates that
                  bfloat16 cannot represent are not lost; replicas agree to the precision of bfloat16.
     collectives  as of AllReduce.
     shuffle_samples  as of GossipGraD.
 
-    With compression a rank sends how far its weights have moved since the last mean, and all ranks go on from that mean
-    plus the mean of what was sent; moments stay each rank's own. During the warm-up, and once after weights have been
+    With compression a rank sends how far its weights have moved since the last mean. All ranks continue from that mean
+    plus the mean of the sent values; moments stay each rank's own. During the warm-up, and once after weights have been
     loaded, whole weights and moments are averaged.
     """
 
@@ -111,22 +111,22 @@ class OverlappedAveraging(Strategy):
     """AllReduce with the same bits; each rank updates 1/p of the weights and stores their optimiser's state alone.
 
     Lee, Agrawal, Balaprakash, Choudhary, Liao (2018). In the backward pass, when the gradients of a bucket are final,
-    rank i receives slice i of it from all ranks. It adds them in the order of ranks, updates the slice, and sends it to
-    all. The next forward pass waits for a bucket's weights when it needs them, so half of the traffic can hide behind
-    it.
+    rank i receives slice i of it from all ranks. Rank i adds them in the order of ranks, updates the slice, and sends
+    it to all. The next forward pass waits for a bucket's weights when it needs them, so half of the traffic can hide
+    behind it.
 
     overlap       False: everything is exchanged after the backward pass, for comparison.
-    partition_fc  of linear layers: True: ranks exchange, instead of the weight's gradient, the layer's inputs, sent in
+    partition_fc  of linear layers. True: instead of the weight's gradient ranks exchange the layer's inputs, sent in
                   the forward pass, and the errors of its outputs. Rank i receives all inputs and the errors of the
                   outputs in its slice, and computes this slice of every rank's gradient itself.
-                  "auto": in every step, of those layers where it sends fewer bytes: with B samples of all ranks
-                  4*B*(inputs + outputs/p) against 4*inputs*outputs (2 for "bfloat16"); layers with less than 64 KiB of
+                  "auto": in every step, for the layers that then send fewer bytes: with B samples of all ranks
+                  4*B*(inputs + outputs/p) against 4*inputs*outputs (2 for "bfloat16"). Layers with less than 64 KiB of
                   weights are left alone.
-                  False: of none. The bits are the same. The history's `partitioned_fc` names the layers.
-    wire_dtype    of gradients, as of AllReduce, whose bits it then has; weights, inputs and errors travel as float32,
+                  False: for no layer. The bits are the same. The history's `partitioned_fc` names the layers.
+    wire_dtype    of gradients, as of AllReduce, whose bits it then has. Weights, inputs and errors travel as float32,
                   so "bfloat16" needs three quarters of the bytes of an exchange of gradients.
     bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen as for GossipGraD.
-    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise.
+    chunk_bytes   a bucket travels in pieces of at most this many bytes; None: chosen likewise.
     """
 
     name: ClassVar[str] = "overlapped-averaging"

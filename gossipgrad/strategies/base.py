@@ -1,4 +1,4 @@
-"""What every strategy has, and all strategies by name."""
+"""The base of strategies, and all strategies by name."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ class Strategy:
     """The base. `name` is the strategy's on the command line and in reports."""
 
     name: ClassVar[str] = ""
-    replicas_differ: ClassVar[bool] = True  # between exchanges; False: the gradients' mean is everybody's at every step
-    not_compressed: ClassVar[str] = ""  # why compression does not go with it; "": it does
-    residue: ClassVar[str] = ""  # what compression's residue is made of, where there is one
-    compression_mode: ClassVar[Mode] = "strict"  # where the compression is given none
+    replicas_differ: ClassVar[bool] = True  # between exchanges; False: every step gives all ranks the gradients' mean
+    not_compressed: ClassVar[str] = ""  # why compression is refused; "": it is allowed
+    residue: ClassVar[str] = ""  # the quantity that compression's residue is made of, if there is one
+    compression_mode: ClassVar[Mode] = "strict"  # if the compression has none
 
     def workers(self, ranks: int) -> int:
-        """How many of these ranks train, the first ones; the others only serve."""
+        """The number of ranks that train, the first ones; the others only serve."""
         return ranks
 
     def rate_share(self, ranks: int) -> float:
-        """The share of one rank's learning rate that suits so many: below 1 where their updates are added up."""
+        """The share of one rank's learning rate that suits `ranks`: below 1 if their updates are added up."""
         return 1.0
 
     def compressed(self, compression: AdaComp) -> AdaComp:
-        """A compression as this strategy has it; ValueError where what it sends cannot be compressed so."""
+        """The compression as this strategy applies it; ValueError if the strategy's messages cannot be compressed
+        so."""
         made = compression.of_mode(self.compression_mode)
         self.check_compression(made)
         return made
 
     def check_compression(self, compression: AdaComp) -> None:
-        """ValueError where what this strategy sends cannot be compressed so."""
+        """ValueError if this strategy's messages cannot be compressed so."""
         name = compression.name
         if self.not_compressed:
             allowed = ", ".join(one for one, c in BY_NAME.items() if not c.not_compressed)
@@ -55,11 +56,11 @@ class Strategy:
             )
 
     def _sums_over_ranks(self) -> bool:
-        """Whether what is compressed is added over all ranks at once."""
+        """True if compressed values are added over all ranks at once."""
         return False
 
     def _uncompressed(self) -> list[tuple[str, Any, str]]:
-        """Keywords whose value must be this one where something is compressed, and why."""
+        """(keyword, the only value allowed with compression, reason)."""
         return [
             ("collectives", "own", "MPI adds no packed messages"),
             ("wire_dtype", "float32", "the compression says how values travel"),
@@ -70,7 +71,7 @@ class Strategy:
         return {"strategy": self.name, **asdict(self)}
 
     def options(self) -> dict[str, Any]:
-        """What the core wants."""
+        """The options of the core."""
         return {"name": self.name, **{key: value for key, value in asdict(self).items() if value is not None}}
 
 

@@ -34,85 +34,82 @@ class GossipGraD(Strategy):
     """In each step every rank exchanges with one partner, which changes from step to step.
 
     Daily, Vishnu, Siegel, Warfel, Amatya, "GossipGraD: Scalable Deep Learning using Gossip Communication based
-    Asynchronous Gradient Descent" (2018), arXiv 1803.05880. docs/sources.md says what is from there. Step t of training
-    is step h = t mod k of a cycle of k steps; p ranks, r is a rank.
+    Asynchronous Gradient Descent" (2018), arXiv 1803.05880. docs/sources.md names the parts taken from it. Step t of
+    training is step h = t mod k of a cycle of k steps; p ranks, r is a rank.
 
     topology      "dissemination": send to (r - 2^h) mod p, receive from (r + 2^h) mod p; k = ceil(log2 p).
-                  "cube": both with r XOR 2^h; a partner that does not exist is skipped, by both sides; k = ceil(log2
+                  "cube": both with r XOR 2^h; if this partner does not exist, the rank skips the step; k = ceil(log2
                   p).
-                  "ring": send to r - 1, receive from r + 1, and the other way round in odd steps t; k = p - 1.
+                  "ring": send to r - 1, receive from r + 1, and vice versa in odd steps t; k = p - 1.
                   "exponential": send to (r + 2^h) mod p, receive from (r - 2^h) mod p, the one-peer exponential graph:
-                  dissemination in a mirror; k = ceil(log2 p).
+                  mirrored dissemination; k = ceil(log2 p).
                   "random": pairs drawn from the seed, anew for every step; for odd p one rank rests; k = 1.
-                  A table, integers of shape [k, p]: table[h][r] is the rank that r sends to; r itself or -1: it rests.
+                  A table, integers of shape [k, p]: rank r sends to table[h][r]; r itself or -1: it rests.
                   Without push_sum every rank that sends must receive from one rank, the others from none.
     rotate        after each cycle the ranks change places by a permutation drawn from the seed; without effect on
                   "random" and on a table.
-    permutations  R, at least 1, with rotate: cycle c has the permutation of cycle c mod R, the first being that of the
-                  ranks themselves. So in "dissemination" and "exponential" a rank has at most 2 R k partners, in "cube"
-                  R k, in "ring" 2 R, and never more than p - 1. None: a new one after each cycle, so that every rank
+    permutations  R, at least 1, with rotate: cycle c has the permutation of cycle c mod R; the first is that of the
+                  ranks themselves. So a rank has at most 2 R k partners in "dissemination" and "exponential", R k in
+                  "cube", 2 R in "ring", and never more than p - 1. None: a new one after each cycle, so that every rank
                   becomes a partner. 1 is as rotate=False. Not with "random" and a table. It is meant for compression,
                   where each partner needs a copy of the model.
-    staleness     0: what was sent after an update is mixed before the layer is used again.
-                  1: it is mixed after the update of the next step, so that a whole step hides the exchange; moments are
-                  mixed just before that update.
+    staleness     0: values sent after an update are mixed before the layer is used again.
+                  1: they are mixed after the update of the next step, so that a whole step hides the exchange; moments
+                  are mixed just before that update.
     exchange      "weights+momentum" (with Adam both moments), "weights", or "gradients" (for comparison: nothing pulls
-                  the replicas together). A ring all-reduce sends 2(p-1)/p models a rank and step, gossip of weights 1,
-                  of weights and momentum 2, with Adam 3: so the latter two never send fewer bytes than the ring.
-                  "auto": "weights+momentum" where all ranks share memory, because a message there costs no more than
-                  reading it; "weights" where they are on several machines. A virtual cluster is one machine, or, with
-                  a latency or a bandwidth, several; so are MPI ranks with a Network. Trainer.exchange says which; it
-                  is chosen when the trainer is made, and stored in checkpoints.
-                  "slices": "weights" with `slices`, 8 of them where that is None.
-    slices        m: every bucket is cut into m slices of about equal size, and step t exchanges slice t mod m of each:
-                  m times fewer bytes, and less work, also in shared memory. Nothing is lost, no memory is needed, and
-                  the mean of the replicas is preserved as with whole buckets. The partners change every m steps, so
-                  that each slice meets every partner: what an update learns reaches all ranks within m * k steps. None:
+                  the replicas together). A ring all-reduce sends 2(p-1)/p models a rank and step. Gossip sends 1 of
+                  weights, 2 of weights and momentum, 3 with Adam: the latter two never send fewer bytes than the ring.
+                  "auto": "weights+momentum" if all ranks share memory, because a message then costs no more than
+                  reading it; "weights" if they are on several machines. A virtual cluster is one machine, or, with
+                  a latency or a bandwidth, several; so are MPI ranks with a Network. The choice is made with the
+                  trainer and stored in checkpoints; Trainer.exchange names it.
+                  "slices": "weights" with `slices`, 8 of them if that is None.
+    slices        m: every bucket is cut into m slices of about equal size, and step t exchanges slice t mod m of each.
+                  This sends m times fewer bytes and costs less work, also in shared memory. Nothing is lost, no memory
+                  is needed, and the mean of the replicas is preserved as with whole buckets. The partners change every
+                  m steps, so that each slice meets every partner: an update reaches all ranks within m * k steps. None:
                   1, whole buckets. With "weights+momentum" the momentum's slices travel with the weights'; with
                   push_sum every slice has scalars of its own. Not with "gradients".
     mix           "displacement": w += (received - sent) / 2, which preserves the mean of the replicas.
                   "halves": w = (w + received) / 2, the authors' form.
-    hierarchical  gossip between nodes: inside a node gradients are averaged by a layer-wise all-reduce, each rank's
-                  weighted by its number of samples, so all ranks of a node have the same weights. Topology, rotate and
-                  the rest then speak of nodes in place of ranks, and each rank of a node exchanges with the rank at the
-                  same place in the partner node. With one node this is AllReduce, with nodes of one rank plain
-                  GossipGraD, bit for bit.
+    hierarchical  gossip between nodes. Inside a node a layer-wise all-reduce averages gradients, each rank's weighted
+                  by its number of samples, so all ranks of a node have the same weights. Topology, rotate and the rest
+                  then refer to nodes in place of ranks. Each rank of a node exchanges with the rank at its place in the
+                  partner node. With one node this is AllReduce, with nodes of one rank plain GossipGraD, bit for bit.
     ranks_per_node  with hierarchical: nodes are this many consecutive ranks, the last one the remainder; None: the
-                  ranks that share memory, in a virtual cluster all. Nodes must be alike: where they are not, each is
-                  divided into nodes as large as the greatest common divisor of their sizes (10 ranks by 4: five nodes
-                  of 2).
+                  ranks that share memory, in a virtual cluster all. Unequal nodes are divided: the new nodes are as
+                  large as the greatest common divisor of the sizes (10 ranks by 4: five nodes of 2).
     collectives   with hierarchical: of the sums inside a node, as of AllReduce.
-    push_sum      any number of ranks may send to one: every rank has a scalar, 1 at first. It sends half of it along
-                  with its weights, and becomes the mean of its own weights and of those that arrive, each weighted by
-                  its scalar. Every exchange preserves the mean over the ranks of scalar * weights, and without training
+    push_sum      any number of ranks may send to one. Every rank has a scalar, 1 at first. It sends half of it along
+                  with its weights, and becomes the mean of its own weights and the arriving ones, each weighted by
+                  its scalar. Every exchange preserves the mean over the ranks of scalar * weights. Without training
                   all weights converge to the mean of the first ones; a rank's update counts with its scalar at that
                   time. The consensus model is the mean by the scalars. The table must lead from every rank to every
                   other. Weights or weights and momentum, displacement mix.
-    wire_dtype    "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even. The displacement
+    wire_dtype    "float32", or "bfloat16" for half the bytes: messages are rounded to nearest even. The displacement
                   mix then adds (received - rounded w) / 2, which preserves the mean; replicas agree to the precision of
                   bfloat16, 8 bits.
-    bucket_bytes  layers are joined to buckets of at least this many bytes; None: chosen when the trainer is made, by
-                  what messages between these ranks are measured to cost: Trainer.tuning. No weight depends on it. With
-                  hierarchical 1 MiB: links inside a node and between nodes differ, so nothing is measured; and with
-                  slices, which are cut out of buckets, so that weights do depend on it.
+    bucket_bytes  layers are joined to buckets of at least this many bytes. None: chosen when the trainer is made, from
+                  the measured cost of messages between these ranks (Trainer.tuning). No weight depends on it. None is
+                  1 MiB with hierarchical, because links inside a node and between nodes differ; and with slices,
+                  because these are cut out of buckets, so weights depend on it.
     chunk_bytes   a bucket travels in pieces of at most this many bytes; None: likewise, with hierarchical 2 MiB.
     mix_gamma     with the trainer's compression, above 0 and at most 0.5; None: 0.5. Two ranks that are partners in a
-                  step then hold the same copy of the weights, and when they meet, each sends the other of the
-                  difference between its weights and the copy what is largest in each bin, m: as values, whatever the
-                  compression's mode, where the difference times 1 + (factor - 1) / 32 is at least the greatest of its
-                  bin. Then w += g * (m of the partner - own m), and both copies += g * (sum of both m); g is mix_gamma.
-                  The mean of the replicas is preserved, and what is not sent stays in the next difference. Where a
-                  rank receives from another than it sends to (topologies other than "cube" and "random"), it exchanges
-                  with both of them, and g is half of mix_gamma. A rank holds a copy for each partner: without rotate
-                  ceil(log2 p) for "cube", up to twice as many for "dissemination", 2 for "ring"; with permutations=R at
-                  most R times as many; with rotate alone, and for "random", p - 1, which no other exceeds. At most 32
-                  are allowed. Only weights are exchanged, not momentum. With staleness 0 and the displacement
-                  mix, without slices, push_sum and hierarchical.
-    shuffle_samples  the ranks' shards move around a ring while they are trained on: in each step every rank sends one
-                  batch of samples with their targets to rank r - 1, and those from rank r + 1 replace them. It costs a
-                  copy of the shard. A sample stays at its place in the shard, and all ranks visit the places in one
-                  order, so every sample is trained on once an epoch, by the rank that holds it then. See
-                  Trainer.audit_samples.
+                  step then hold the same copy of the weights. When they meet, each takes the difference between its
+                  weights and the copy, and sends the largest elements of each bin, m, as values, whatever the
+                  compression's mode. An element is sent if its difference times 1 + (factor - 1) / 32 is at least the
+                  max of its bin. Then w += g * (m of the partner - own m), and both copies += g * (sum of both m); g is
+                  mix_gamma. The mean of the replicas is preserved, and unsent elements stay in the next difference.
+                  In topologies other than "cube" and "random" a rank receives from another rank than it sends to. It
+                  then exchanges with both, and g is half of mix_gamma. A rank holds a copy for each partner: without
+                  rotate ceil(log2 p) for "cube", up to twice as many for "dissemination", 2 for "ring"; with
+                  permutations=R at most R times as many; with rotate alone, and for "random", p - 1, the most possible.
+                  At most 32 are allowed. Only weights are exchanged, not momentum. With staleness 0 and the
+                  displacement mix, without slices, push_sum and hierarchical.
+    shuffle_samples  the ranks' shards move around a ring during training. In each step every rank sends one batch of
+                  samples with their targets to rank r - 1, and those from rank r + 1 replace them. It costs a copy of
+                  the shard. A sample stays at its place in the shard, and all ranks visit the places in one order. So
+                  every sample is trained on once an epoch, by the rank that holds it then. See Trainer.audit_samples.
     """
 
     name: ClassVar[str] = "gossipgrad"
@@ -214,7 +211,7 @@ class GossipGraD(Strategy):
         return super().options() | {"topology": core_topology(self.topology), "exchange": exchange}
 
     def exchange_on(self, nodes: int) -> str:
-        """What is exchanged by ranks on so many machines."""
+        """The kind of exchange for ranks on `nodes` machines."""
         if self.exchange == "slices":
             return "weights"
         if self.exchange != "auto":
@@ -222,7 +219,7 @@ class GossipGraD(Strategy):
         return "weights+momentum" if nodes == 1 else "weights"
 
     def partners_on(self, team: Team) -> tuple[int, int]:
-        """How many partners gossip on this team, each of how many ranks: nodes where it is hierarchical, else ranks."""
+        """(number of gossiping members, ranks of each) on this team; members are nodes if hierarchical, else ranks."""
         return team.nodes(self.ranks_per_node or 0) if self.hierarchical else (team.size, 1)
 
 
@@ -240,28 +237,29 @@ class _RandomGossip(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class PullGossip(_RandomGossip):
-    """Asynchronous gossip: now and then a rank averages its weights with what a random other rank last published.
+    """Asynchronous gossip: now and then a rank averages its weights with the last published ones of a random other
+    rank.
 
     Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update of
     step t with (t + 1) % interval == 0, and then with the given probability, rank r asks rank j, drawn uniformly from
     the others by (seed, r, t). Every rank publishes its weights after each update, before it mixes. When the answer has
     arrived, at the end of a step (usually the next one): w = (w + w_j) / 2. The optimiser's moments stay local.
 
-    No rank waits for another before it settles: a pull from a rank that has not answered our last two, or while four
-    are unanswered, is left out and counted in the history's `exchanges_skipped`. Which version of w_j arrives when
-    depends on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
+    No rank waits for another before it settles. A pull is left out if its rank has not answered our last two, or while
+    four are unanswered; the history's `exchanges_skipped` counts these. The version of w_j and the time of its arrival
+    depend on the ranks' speeds, so only in a virtual cluster do two runs have the same bits.
 
     interval     steps from one pull to the next, at least 1.
-    probability  with which a pull that is due is made, above 0 and at most 1.
+    probability  of making a pull that is due, above 0 and at most 1.
     push_sum     False: the mean of the replicas is not preserved. True: it is, but for rounding. Every rank has a mass,
-                 at first 1; who answers gives half of it away, w = (m w + m_j w_j) / (m + m_j), and m + m_j is the new
-                 mass. This preserves the sum of m w over the ranks; an update counts with its rank's mass. Answers then
-                 wait for the end of the other rank's step. At rest the masses become 1 again: one all-reduce shifts all
-                 replicas by the same vector, which preserves their plain mean.
-    wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
+                 at first 1. The answering rank gives half of its mass away: w = (m w + m_j w_j) / (m + m_j), and
+                 m + m_j is the new mass. This preserves the sum of m w over the ranks; an update counts with its rank's
+                 mass. Answers then wait for the end of the other rank's step. At rest the masses become 1 again: one
+                 all-reduce shifts all replicas by the same vector, which preserves their plain mean.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: messages are rounded to nearest even, and replicas
                  agree to the precision of bfloat16, 8 bits. With push_sum the sender adds the rounding error to its own
-                 weights, so that the mean is preserved all the same.
-    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB. What has arrived when depends on it.
+                 weights, which preserves the mean.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB. The times of arrival depend on it.
 
     A rank stores four snapshots of its weights, and has four areas for weights that cannot be read in place. A pull
     sends a question, a note and one model.
@@ -273,28 +271,29 @@ class PullGossip(_RandomGossip):
 
 @dataclass(frozen=True, kw_only=True)
 class PushGossip(_RandomGossip):
-    """Asynchronous gossip: now and then a rank sends its weights to a random other rank, which mixes what has arrived.
+    """Asynchronous gossip: now and then a rank sends its weights to a random other rank, which mixes them after
+    arrival.
 
     Jin, Yuan, Iandola, Keutzer, "How to scale distributed deep learning?" (2016), arXiv 1611.04581. After the update of
     step t with (t + 1) % interval == 0, and then with the given probability, rank r sends w to rank j, drawn uniformly
-    from the others by (seed, r, t). At the end of each step, a rank at which n >= 1 models have arrived whole mixes
-    them: w = (w + sum of them) / (n + 1). The optimiser's moments stay local.
+    from the others by (seed, r, t). At the end of each step, a rank mixes the n >= 1 models that have arrived whole:
+    w = (w + sum of them) / (n + 1). The optimiser's moments stay local.
 
-    No rank waits for another before it settles: a push to a rank that has not mixed our last two, or while four are not
-    mixed, is left out and counted in the history's `exchanges_skipped`. When what arrives depends on the ranks' speeds,
-    so only in a virtual cluster do two runs have the same bits.
+    No rank waits for another before it settles. A push is left out if its rank has not mixed our last two, or while
+    four are not mixed; the history's `exchanges_skipped` counts these. The times of arrival depend on the ranks'
+    speeds, so only in a virtual cluster do two runs have the same bits.
 
     interval     steps from one push to the next, at least 1.
-    probability  with which a push that is due is made, above 0 and at most 1.
+    probability  of making a push that is due, above 0 and at most 1.
     push_sum     False: the mean of the replicas is not preserved. True: it is, but for rounding. Every rank has a mass,
-                 at first 1; who sends gives half of it away with w, and w = (m w + sum of m_i w_i) / (m + sum of m_i),
-                 with that sum as the new mass. This preserves the sum of m w over the ranks; an update counts with its
-                 rank's mass. At rest the masses become 1 again: one all-reduce shifts all replicas by the same vector,
-                 which preserves their plain mean.
-    wire_dtype   "float32", or "bfloat16" for half the bytes: what is sent is rounded to nearest even, and replicas
+                 at first 1. The sender gives half of its mass away with w: w = (m w + sum of m_i w_i) / (m + sum of
+                 m_i), with that sum as the new mass. This preserves the sum of m w over the ranks; an update counts
+                 with its rank's mass. At rest the masses become 1 again: one all-reduce shifts all replicas by the same
+                 vector, which preserves their plain mean.
+    wire_dtype   "float32", or "bfloat16" for half the bytes: messages are rounded to nearest even, and replicas
                  agree to the precision of bfloat16, 8 bits. With push_sum the sender adds the rounding error to its own
-                 weights, so that the mean is preserved all the same.
-    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB. What has arrived when depends on it.
+                 weights, which preserves the mean.
+    chunk_bytes  weights travel in pieces of at most this many bytes; None: 2 MiB. The times of arrival depend on it.
 
     A rank stores four snapshots of its weights, and has four areas for weights that cannot be read in place. A push
     sends a note and one model.

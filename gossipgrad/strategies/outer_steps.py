@@ -1,4 +1,4 @@
-"""Low communication: ranks train alone, and an outer optimiser steps by what they have learnt together."""
+"""Low communication: ranks train alone, and an outer optimiser steps by their joint progress."""
 
 from __future__ import annotations
 
@@ -32,43 +32,42 @@ class _OuterSteps(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo(_OuterSteps):
-    """Ranks train alone; every `period` steps an outer step moves all of them by the mean of what they have learnt.
+    """Ranks train alone; every `period` steps an outer step moves all of them by the mean of their progress.
 
     Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models" (2023), arXiv 2311.08105;
     fragments: Douillard et al., "Streaming DiLoCo with overlapping communication" (2025), arXiv 2501.18512. phi are the
     weights after the last outer step, at first the initial weights; w_r are rank r's. After each step t (from 0) with
-    (t + 1) % period == 0, whatever epoch it is in,
+    (t + 1) % period == 0, counted over epochs,
 
         g = phi - mean over all ranks of w_r;  m = outer_momentum * m - outer_lr * g;  phi = phi + m;  w_r = phi.
 
     Between outer steps nothing is sent. The inner optimiser is any, and its moments stay with their rank. With
     outer_lr=1 and outer_momentum=0 this is PeriodicAllReduce without the mean of the moments.
 
-    The model that is evaluated and saved is the mean of the replicas. phi and m are state: they are saved, resumed to
-    the bit, and go on where the batch size changes or apoptosis makes the network smaller. Where they were not there
-    before, another strategy's checkpoint for example, or where weights are loaded, phi begins as those weights (of
-    several replicas: their mean).
+    Evaluation and checkpoints use the mean of the replicas. phi and m are state: they are saved, resumed to the bit,
+    and kept when the batch size changes or apoptosis shrinks the network. If they did not exist before, as in another
+    strategy's checkpoint, or if weights are loaded, phi begins as those weights (with several replicas: their mean).
 
     Statistics of BatchNorm are not trained: at an outer step they become their mean over the ranks, without momentum
     and with rate 1 (less 2^-22, with "bfloat16" 2^-6, so that rounding leaves every variance above zero).
 
-    Compression is refused: what it does not send, the outer momentum would multiply.
+    Compression is refused: the outer momentum would multiply the unsent values.
 
     period          steps from one outer step to the next, at least 1.
     outer_lr        above 0. The paper's 0.7 suits models that are trained for many periods.
     outer_momentum  at least 0 and below 1.
     outer_nesterov  Nesterov's form, the paper's: phi = phi - outer_lr * g + outer_momentum * m, with the new m. It
-                    oscillates less, in short trainings and where the inner rate falls to 0 at the end.
+                    oscillates less, in short trainings and when the inner rate falls to 0 at the end.
     fragments       the model is cut into this many runs of numbers of about equal size, which take turns: run f of F is
                     exchanged after each step t with (t + 1) % period == (f + 1) * period // F % period. A period sends
-                    as much as with one, in F parts, so that the peak of what is sent falls.
-    delay           what the exchange after step t brings is applied after step t + delay, and so many steps hide it:
-                    phi is computed from w as it was sent, and what a rank has learnt since then is added to it: w = phi
+                    as much as with one, in F parts, so that the peak of the traffic falls.
+    delay           steps that hide the exchange: the result of the exchange after step t is applied after step t +
+                    delay. phi is computed from w as it was sent, and the rank's progress since then is added: w = phi
                     + (w - w that was sent). From 0 to period; None: 0 with one fragment, else period // fragments, so
                     that a fragment's exchange ends when the next one's begins. Evaluations, checkpoints and the end of
-                    an epoch apply what is in flight at once.
-    wire_dtype      "float32", or "bfloat16" for half the bytes: what travels is how far a rank has moved from phi, and
-                    the mean of that, rounded to nearest even; all ranks end with the same bits.
+                    an epoch apply exchanges in flight at once.
+    wire_dtype      "float32", or "bfloat16" for half the bytes: a rank's distance from phi and the mean of the
+                    distances travel, rounded to nearest even; all ranks end with the same bits.
     collectives     as of AllReduce.
     """
 
@@ -87,17 +86,17 @@ class NoLoCo(_OuterSteps):
         m = outer_momentum * m + outer_lr * mean of the group's (w - phi) + outer_lr * (mean of the group's phi - phi);
         phi = phi + m;  w = phi,
 
-    and as both terms have the same rate, together they are outer_lr * (mean of the group's w - phi): a rank sends its
-    weights, once, to the others of its group, and waits for nobody else. The groups are cut out of a permutation of the
-    ranks that the seed and the step give, the same on all ranks; the last group is what is left, and a rank that is
-    left over makes an outer step with its own weights. The mean of the replicas is preserved by every average.
+    where both terms have the same rate; together they are outer_lr * (mean of the group's w - phi). A rank sends its
+    weights, once, to the others of its group, and waits for nobody else. The seed and the step give a permutation of
+    the ranks, the same on all ranks, which is cut into groups. The last group has the remaining ranks. A single
+    remaining rank makes an outer step with its own weights. Every average preserves the mean of the replicas.
 
     Model, state, statistics, compression, period, outer_lr, outer_momentum, outer_nesterov, fragments and delay: as of
     DiLoCo; phi and m are each rank's own, and the groups of every fragment are drawn anew.
 
     group       ranks that average, at least 2. Each sends its weights to group - 1 others.
     wire_dtype  "float32", or "bfloat16" for half the bytes: w travels rounded to nearest even, and a rank's mean is w +
-                the sum of (received - own rounded w) / n: the mean of the group is preserved, and replicas agree to the
+                the sum of (received - own rounded w) / n. The mean of the group is preserved, and replicas agree to the
                 precision of bfloat16.
     """
 

@@ -1,4 +1,4 @@
-"""Keywords of strategies: types that several share, fields and checks from the core's descriptions."""
+"""Keywords of strategies: shared types, and fields and checks from the core's descriptions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ OPTIONS = _core.describe("strategy")
 
 
 def option(strategy: str, key: str, **own: Any) -> Any:
-    """A field that has default and help of the core's option; own: default=, where Python has another."""
+    """A field with default and help of the core's option; own: default=, if Python has another."""
     return field_of({**OPTIONS[strategy][key], **own})
 
 
 def check(strategy: Any, but: Collection[str] = ()) -> None:
-    """Check the keywords that the core describes, but those that allow more in Python."""
+    """Check the keywords that the core describes, except those with more values in Python."""
     for key, said in OPTIONS[strategy.name].items():
         if hasattr(strategy, key) and key not in but:
             store(strategy, **{key: checked(said, key, getattr(strategy, key))})

@@ -1,4 +1,4 @@
-"""Who gossips with whom: topologies by name, and tables of partners."""
+"""Partners of gossip: topologies by name, and tables of partners."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def check_topology(topology: Any) -> str | tuple[tuple[int, ...], ...]:
 
 
 def check_permutations(permutations: Any, topology: Any, rotate: bool) -> int | None:
-    """How many permutations of the ranks take turns; None: a new one after each cycle. `topology` as it was checked."""
+    """The number of permutations of the ranks that take turns; None: a new one after each cycle. `topology` was
+    checked."""
     if permutations is None:
         return None
     number = integer("permutations", permutations, 1, 2**31 - 1)
@@ -69,5 +70,5 @@ def _table(path: str, kind: str) -> Any:
 
 
 def core_topology(topology: Topology | str) -> str | NDArray[np.int64]:
-    """What the core wants for what check_topology gave."""
+    """The core's form of a topology that check_topology returned."""
     return topology if isinstance(topology, str) else np.array(topology, np.int64, ndmin=2)

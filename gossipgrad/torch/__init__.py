@@ -34,7 +34,7 @@ __all__ = ["Replicas", "Wrapped", "replicas", "wrap"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """gossipgrad.torch.lightning, imported when it is asked for, since it wants Lightning."""
+        """gossipgrad.torch.lightning, imported on first use, because it needs Lightning."""
         if name == "lightning":
             return importlib.import_module("gossipgrad.torch.lightning")
         raise AttributeError(f"module 'gossipgrad.torch' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""One training state for all ranks: the means of what each rank has."""
+"""One training state for all ranks: the means of the ranks' states."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gossipgrad.launch import agreement
 from gossipgrad.torch.group import Arrays, Group
 from gossipgrad.torch.training_state import COMMON
 
-_CHUNK = 1 << 20  # numbers of each rank that are gathered at once
+_CHUNK = 1 << 20  # numbers of each rank gathered at once
 
 
 def mean_arenas(group: Group) -> dict[str, Arrays]:
-    """The consensus weights, and the means over the ranks of arenas that all have, by name. Collective, at rest."""
+    """The consensus weights, and the means over the ranks of common arenas, by name. Collective, at rest."""
     result: dict[str, Arrays] = {"weight": group.core.consensus_weights()}
     for name, kind in group.core.arenas().items():
         if kind in COMMON:
@@ -48,7 +48,7 @@ def _mean_of(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
 def mean_optimizer(group: Group, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The mean of state_dicts of torch's optimizers, one of each local rank. Collective.
 
-    A rank without gradients for a parameter has no state for it: the mean is over those that have.
+    A rank without gradients for a parameter has no state for it, and does not count in the mean.
     """
     groups = states[0]["param_groups"]
     result: dict[int, dict[str, Any]] = {}
@@ -61,7 +61,7 @@ def mean_optimizer(group: Group, states: Sequence[Mapping[str, Any]]) -> dict[st
 
 
 def _gathered(group: Group, own: Sequence[Any]) -> list[Any]:
-    """What all ranks give, of what torch.save can write."""
+    """The values of all ranks, of types that torch.save can write."""
     if agreement.alone(group.team):
         return list(own)
     stream = io.BytesIO()
@@ -71,7 +71,7 @@ def _gathered(group: Group, own: Sequence[Any]) -> list[Any]:
 
 
 def _merged(values: Sequence[Any]) -> Any:
-    """The mean of floating tensors; of anything else the first."""
+    """The mean of floating tensors; for anything else the first."""
     first = values[0]
     if not isinstance(first, torch.Tensor):
         return first

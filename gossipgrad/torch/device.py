@@ -1,7 +1,7 @@
 """Modules on a GPU: gradients and weights move between its memory and the arenas through pinned host memory.
 
-What touches the device is `Copies`, one small object; `DeviceStep` says what is copied when. It has not run on a GPU:
-the tests run it with copies that stand for a device's, which are late on purpose.
+`Copies`, one small object, does all calls of the device; `DeviceStep` decides the time of each copy. This has not run
+on a GPU: the tests run it with stand-ins for a device's copies, which are late on purpose.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from gossipgrad.torch.step import NONE, Step, check_dense
 
 
 class Moment(Protocol):
-    """A place in the sequence of what a device does."""
+    """A point in the sequence of a device's work."""
 
     def query(self) -> bool:
-        """Has the device come so far?"""
+        """True if the device has reached it."""
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until the device has reached it."""
 
 
 class Copies(Protocol):
     """Copies between a device's memory and pinned memory of the host, which run beside the device's computing."""
 
     def pinned(self, like: Any) -> Any:
-        """A tensor of the host of this shape and dtype, that the device can copy from and to."""
+        """A host tensor of this shape and dtype, for copies from and to the device."""
 
     def computed(self) -> Moment:
-        """Everything that the device has been given to compute so far."""
+        """The moment after all computations given to the device so far."""
 
     def copied(self) -> Moment:
-        """All copies that have been asked for so far."""
+        """The moment after all copies requested so far."""
 
     def down(self, source: Any, host: Any) -> None:
-        """Begin to copy a tensor of the device to pinned memory, after what computes it. `source` may be freed."""
+        """Begin to copy a tensor of the device to pinned memory, after its computation. `source` may be freed."""
 
     def up(self, host: Any, target: Any, after: Moment) -> None:
-        """Begin to copy pinned memory to a tensor of the device, when `after` has come."""
+        """Begin to copy pinned memory to a tensor of the device, after the moment `after`."""
 
     def compute_after_copies(self) -> None:
-        """What the device computes from here on begins when the copies that have been asked for are done."""
+        """Let later computations of the device begin after all copies requested so far."""
 
 
 class CudaCopies:
@@ -91,11 +91,11 @@ def copies_of(device: Any) -> Copies | None:
 
 
 class DeviceStep(Step):
-    """The step under way, of tensors on a device: they and their gradients stay there, autograd's as ever.
+    """The current step, with tensors on a device: they and their gradients stay there, autograd's as ever.
 
-    The hook of a parameter begins to copy its gradient down. When all of a layer have come, which later hooks and
-    step() look for, they are written to the arena and the layer's exchange begins. What the exchange makes of its
-    weights is copied up when the next forward pass needs the layer; the device waits for the copy, the host does not.
+    The hook of a parameter begins to copy its gradient down. Later hooks and step() check for arrivals. When a layer is
+    complete, its gradients are written to the arena and its exchange begins. The exchanged weights are copied up when
+    the next forward pass needs the layer; the device waits for the copy, the host does not.
     """
 
     def __init__(self, *args: Any, copies: Copies, **keywords: Any) -> None:
@@ -106,13 +106,13 @@ class DeviceStep(Step):
         self._to_device = {name: copies.pinned(tensor) for name, tensor in tensors}
         self._coming: deque[tuple[int, Moment]] = deque()  # layers whose gradients are on their way, in order
         self._sent: list[Moment | None] = [None] * len(self.layers)  # the last copy up of each layer
-        self._free = copies.computed()  # no reader of the weights of before is later
+        self._free = copies.computed()  # the last reader of the old weights is before this moment
 
     def bind(self) -> None:
-        """Parameters stay where they are."""
+        """Leave parameters where they are."""
 
     def _check_memory(self) -> None:
-        """Their memory is their own."""
+        """No check: their memory is their own."""
 
     def unbind(self) -> None:
         for _, _, tensor in self._parameters:
@@ -136,13 +136,13 @@ class DeviceStep(Step):
         return arrive_and_poll
 
     def _layer_is_there(self, layer: int) -> None:
-        """All gradients of a layer are on their way; its statistics follow them."""
+        """Note that all gradients of a layer are on their way; its statistics follow them."""
         for name, buffer in self.layers[layer].statistics:
             self._copies.down(buffer, self._from_device[name])
         self._coming.append((layer, self._copies.copied()))
 
     def _arrive(self, wait: bool) -> None:
-        """Layers that have come down are written to the arenas, and their exchange begins."""
+        """Write arrived layers to the arenas, and begin their exchange."""
         while self._coming:
             layer, moment = self._coming[0]
             if wait:
@@ -156,7 +156,7 @@ class DeviceStep(Step):
             self._finish(layer)
 
     def _clear_gradients(self) -> None:
-        """Gradients are autograd's own."""
+        """A no-op: gradients are autograd's own."""
 
     def begin(self) -> None:
         if not self.open:
@@ -164,7 +164,7 @@ class DeviceStep(Step):
         super().begin()
 
     def publish(self, layer: int) -> None:
-        """Weights and statistics of a layer are copied up; what is computed from here on sees them."""
+        """Copy weights and statistics of a layer up; later computations see them."""
         before = self._sent[layer]
         if before is not None:
             before.synchronize()  # the pinned memory is free
@@ -179,10 +179,10 @@ class DeviceStep(Step):
                 self._held[at] = tensor._version  # that copy was no write of the caller's
 
     def _publish_statistics(self) -> None:
-        """They come with the layer's weights, when the next forward pass needs it."""
+        """A no-op: they come with the layer's weights, when the next forward pass needs it."""
 
     def note_pending(self, layers: Sequence[int]) -> None:
-        """Statistics of a step that was left are those of before it."""
+        """Statistics of an abandoned step are those before it."""
 
     def publish_all(self) -> None:
         self._free = self._copies.computed()

@@ -31,15 +31,15 @@ from gossipgrad.training.chosen import (
 )
 
 Arrays = dict[str, NDArray[np.float32]]
-# A function of the step is asked for so many learning rates at a time.
+# Learning rates that a function of the step computes at a time.
 _RATES_AT_ONCE = 256
-# What an exchange counts from its creation on; what is sent, and the clock, are the team's.
+# Counts of an exchange since its creation; messages and the clock are the team's.
 _COUNTED = ("exposed_seconds", "skipped")
 CALL = "gossipgrad.torch.wrap"
 
 
 class Group:
-    """What wrapped modules of one process share. The layers are those of each of them, in the core's order."""
+    """Shared state of the wrapped modules of one process. The layers are those of each module, in the core's order."""
 
     def __init__(
         self,
@@ -90,13 +90,13 @@ class Group:
             self._share_first_weights(modules)
         notices.kernels_not_built(self.team.rank, environment.core_info())
         self.exchange = exchanged(self.strategy, self.compression, self.team, links(given, network))
-        self.rate: float | None = None  # by set_rate; None: the optimiser's schedule says
+        self.rate: float | None = None  # by set_rate; None: the optimiser's schedule applies
         self._given = self.optimizer
         self._rates_until = 0
-        self._before: list[dict[str, float]] = []  # what each rank had counted when the arenas were laid out anew
+        self._before: list[dict[str, float]] = []  # each rank's counts before the last new layout of the arenas
         self.members: list[Any] = []  # the wrapped modules of the local ranks
-        self.running = False  # do the threads of virtual ranks run?
-        self.failed = False  # has one of them raised, so that others may have ended in the middle of a step?
+        self.running = False  # True while the threads of virtual ranks run
+        self.failed = False  # True if one of them has raised: others may have ended in the middle of a step
         self.core = self._made()
         for rank in range(len(self.layers)):
             self.load_module(rank)
@@ -104,7 +104,7 @@ class Group:
     def _facts(
         self, module: Any, layers: Sequence[Layer], optimizer: Any, network: Network | None, timeout: float
     ) -> dict[str, Any]:
-        """What must be equal on all ranks."""
+        """Facts that must be equal on all ranks."""
         forms = forms_of(module)
         return {
             "gossipgrad": environment.VERSION,
@@ -125,7 +125,7 @@ class Group:
         }
 
     def _share_first_weights(self, modules: Sequence[Any]) -> None:
-        """All ranks begin with rank 0's parameters and buffers, frozen and not persistent ones included."""
+        """Begin on all ranks with rank 0's parameters and buffers, including frozen and not persistent ones."""
         others = [tensors_of(one) for one in modules[1:]]
         for name, tensor in tensors_of(modules[0]).items():
             if tensor.device.type != "meta":
@@ -136,7 +136,7 @@ class Group:
                     write(one[name], value)
 
     def of_first(self, tensor: Any) -> Any:
-        """Rank 0's values of a tensor that all ranks have, of any layout. Under MPI collective; else `tensor`."""
+        """Rank 0's values of a tensor of all ranks, of any layout. Under MPI collective; else `tensor`."""
         if self.team.kind != "mpi" or self.team.size == 1:
             return tensor.detach()
         plain = tensor.detach().cpu()
@@ -165,7 +165,7 @@ class Group:
         )
 
     def load_module(self, rank: int) -> None:
-        """A rank's weights, and a centre, become what the tensors of its module hold. At rest."""
+        """Load the tensors of a rank's module into its weights, and into a centre. At rest."""
         values = values_of(self.layers[rank])
         self.core.load_arena("weight", values, rank)
         if rank == 0:
@@ -174,7 +174,7 @@ class Group:
     def reorder(self, order: Sequence[int]) -> None:
         """Lay out the arenas in another order of layers; all state stays. Collective, at rest, outside of run.
 
-        No tensor is a view of the arenas, which are freed.
+        No tensor may be a view of the arenas, because they are freed.
         """
         state = [self.state(rank) for rank in range(len(self.layers))]
         consensus = self.core.consensus_weights()
@@ -195,7 +195,7 @@ class Group:
         return mixing.read(self.core, rank)
 
     def counts(self, rank: int) -> dict[str, float]:
-        """What a rank has sent and waited for since the beginning, in whatever order its arenas lay."""
+        """A rank's totals of messages and waits since the beginning, over all layouts of its arenas."""
         found = self.core.counts(rank)
         if self._before:
             found |= {key: found[key] + self._before[rank][key] for key in _COUNTED}
@@ -206,14 +206,14 @@ class Group:
         return [int(one) for one in json.loads(self.team.broadcast(json.dumps(list(own)).encode(), 0))]
 
     def settle(self, rank: int) -> None:
-        """Complete what is in flight: of virtual ranks outside of run all of them. Collective."""
+        """Complete all exchanges in flight; for virtual ranks outside of run, of all of them. Collective."""
         if self.resting():
             self.core.settle()
         else:
             self.core.settle(rank)
 
     def resting(self) -> bool:
-        """Are there virtual ranks, whose threads do not run? Calls are then made for all of them."""
+        """True for virtual ranks whose threads do not run. Calls are then made for all of them."""
         return self.virtual is not None and not self.running
 
     # ---- learning rates
@@ -227,15 +227,15 @@ class Group:
         self._rates_until = 0
 
     def settings(self) -> dict[str, Any]:
-        """Of the strategy and the optimiser, as they were given, and the seed, in terms of JSON."""
+        """Settings of the given strategy and optimiser, and the seed, in terms of JSON."""
         return {**self.strategy.settings(), **self._given.settings(), "seed": self.seed}
 
     def rate_of(self, settings: Mapping[str, Any], rate: Any) -> float | None:
-        """The rate that goes on from a state of these settings where this one was set; None: the schedule's."""
+        """The rate that was set in a state of these settings, if it applies here; None: the schedule's."""
         return None if rate is None or not arenas.rates_alike(settings, self._given) else float(rate)
 
     def next_rates(self) -> None:
-        """A schedule that is a function of Python's is asked for the rates of the next steps. Between two steps."""
+        """Compute the next steps' rates of a schedule that is a function of Python's. Between two steps."""
         timing = self.optimizer.timing
         if isinstance(timing, Function) and self.core.step >= self._rates_until:
             self.core.set_schedule(self.optimizer.rates(self.core.step, _RATES_AT_ONCE))
@@ -249,7 +249,7 @@ def _about(layer: Layer, name: str) -> str:
 
 
 def values_of(layers: Sequence[Layer]) -> Arrays:
-    """Copies of the tensors, in the shapes that the core has them in."""
+    """Copies of the tensors, in the core's shapes."""
     return {
         name: tensor.detach().cpu().contiguous().numpy().reshape(shape).copy()
         for layer in layers

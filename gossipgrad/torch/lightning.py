@@ -51,7 +51,7 @@ except ImportError:
 stall.leave_out(os.path.dirname(_lightning_file))
 
 _STATE = "gossipgrad_state"  # the key of the training states within the optimizer's, in a checkpoint
-_LEAVING = 3.0  # seconds that what is left of a training that failed waits for other ranks where it ends
+_LEAVING = 3.0  # seconds that the rest of a failed training waits for other ranks at its end
 _OPERATIONS: dict[str, Operation] = {
     "none": "sum",
     "sum": "sum",
@@ -64,25 +64,25 @@ _OPERATIONS: dict[str, Operation] = {
 
 @named_keywords
 class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
-    """For lightning.Trainer(strategy=...): the module trains as one that gossipgrad.torch.wrap was given.
+    """For lightning.Trainer(strategy=...): the module trains as with gossipgrad.torch.wrap.
 
         trainer = lightning.Trainer(accelerator="cpu", strategy=gg.torch.lightning.GossipStrategy(gg.GossipGraD()))
 
     strategy   None: GossipGraD().
-    optimizer  None: the one that the module's configure_optimizers gives, whose step is a pass of its own; what it
-               changed is exchanged. Learning rate schedulers work. Or gossipgrad's, as gg.SGD(lr=0.02), fused with the
-               exchange and faster: it trains in place of the module's, and has the schedule.
+    optimizer  None: the one of the module's configure_optimizers, whose step is a pass of its own; its changes are
+               exchanged. Learning rate schedulers work. Or gossipgrad's, as gg.SGD(lr=0.02), fused with the exchange
+               and faster: it replaces the module's, and has the schedule.
     compression, comm, seed, timeout, network   as of gossipgrad.torch.wrap.
 
-    Every process of mpiexec is a rank, whatever devices= says. Samplers become DistributedSamplers, as with DDP.
-    accumulate_grad_batches, validation, callbacks and self.log(..., sync_dist=True) work; metrics of torchmetrics are
-    each rank's own. gradient_clip_val clips the mean of the gradients with AllReduce and LayerwiseAllReduce, as with
-    DDP; with other strategies each rank's own gradient.
+    Every process of mpiexec is a rank, whatever the value of devices=. Samplers become DistributedSamplers, as with
+    DDP. accumulate_grad_batches, validation, callbacks and self.log(..., sync_dist=True) work; metrics of torchmetrics
+    are each rank's own. gradient_clip_val clips the mean of the gradients with AllReduce and LayerwiseAllReduce, as
+    with DDP; with other strategies each rank's own gradient.
 
     Checkpoints have the mean of the replicas, or the strategy's centre, and so has the module after fit, on all ranks.
-    They also have the training state of each rank, so that fit(ckpt_path=...) goes on to the bit on as many ranks
-    under the same strategy; otherwise all ranks go on from the mean of weights and moments. From a checkpoint of plain
-    Lightning a gossipgrad optimizer goes on at its step, with moments that begin at zero.
+    They also have the training state of each rank. So fit(ckpt_path=...) continues to the bit on as many ranks under
+    the same strategy; otherwise all ranks continue from the mean of weights and moments. From a checkpoint of plain
+    Lightning a gossipgrad optimizer continues at its step, with moments that begin at zero.
 
     sync_batchnorm=True works with strategies that average gradients: AllReduce, LayerwiseAllReduce and
     OverlappedAveraging.
@@ -123,7 +123,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         self._team = Team(comm, timeout=timeout)
         self.wrapped: Wrapped | None = None  # the module in training
         self._failed = self._clips = False
-        self._left: list[Wrapped] = []  # of trainings that failed: their end would wait for other ranks
+        self._left: list[Wrapped] = []  # of failed trainings: their end would wait for other ranks
 
     # ---- who and where
 
@@ -153,7 +153,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def set_world_ranks(self) -> None:
-        """Lightning's own messages and files are rank 0's."""
+        """Give Lightning's own messages and files to rank 0."""
         rank_zero_only.rank = self.global_rank
 
     # ---- training
@@ -196,7 +196,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         self.model.to(self.root_device)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **_: Any) -> Any:
-        """The closure runs the forward and the backward pass; then the step of the wrapped module."""
+        """Run the closure, which makes the forward and the backward pass; then the step of the wrapped module."""
         wrapped = self.wrapped
         assert wrapped is not None
 
@@ -222,7 +222,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         return self.wrapped.consensus_state_dict()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """The optimizer's own, of all ranks, and beside it the training states. Collective, as Lightning calls it."""
+        """The optimizer's own state, of all ranks, and the training states. Collective, as Lightning calls it."""
         wrapped = self.wrapped
         if wrapped is None:
             return dict(super().optimizer_state(optimizer))
@@ -232,7 +232,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         return {**own, _STATE: {"ranks": self._states_of_ranks(wrapped), "all": of_all}}
 
     def _states_of_ranks(self, wrapped: Wrapped) -> list[Any]:
-        """On rank 0 the training state of each rank; none where that of all ranks is as good."""
+        """On rank 0 the training state of each rank; none if one state for all ranks is as good."""
         group = wrapped._group
         if not (group.unfused or group.compression or group.strategy.replicas_differ) or self.world_size == 1:
             return []
@@ -242,7 +242,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         return [torch.load(io.BytesIO(one), map_location="cpu", weights_only=True) for one in found]
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Go on from what optimizer_state gave, or from a checkpoint of plain Lightning. Collective."""
+        """Continue from the result of optimizer_state, or from a checkpoint of plain Lightning. Collective."""
         wrapped, given = self.wrapped, checkpoint["optimizer_states"]
         if wrapped is None:
             super().load_optimizer_state_dict(checkpoint)
@@ -259,10 +259,10 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
                 super().load_optimizer_state_dict(checkpoint)
 
     def on_exception(self, exception: BaseException) -> None:
-        self._failed = True  # other ranks do not come to collective calls any more
+        self._failed = True  # other ranks make no collective calls any more
 
     def teardown(self) -> None:
-        """The module has plain parameters again: the consensus, after a training that was not interrupted."""
+        """Give the module plain parameters again: the consensus, unless training was interrupted."""
         wrapped, self.wrapped = self.wrapped, None
         if wrapped is not None:
             if self._failed:

@@ -1,4 +1,4 @@
-"""What a module consists of, as the core sees it: layers with parameters and statistics, in the order of their use."""
+"""The core's view of a module: layers with parameters and statistics, in the order of their use."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ _NORMS = (
     *([torch.nn.RMSNorm] if hasattr(torch.nn, "RMSNorm") else []),
 )
 _STATISTICS = ("running_mean", "running_var")
-# Modules that exchange what they train themselves, by processes of torch.distributed or several devices.
+# Modules with an exchange of their own, by processes of torch.distributed or several devices.
 _PARALLEL = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
-# Of each module that hooks of a wrapped model are on: this model.
+# The wrapped model of each hooked module.
 _HOOKED: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
 # Name, shape, role, family, and the factors of the learning rate, the weight decay and the momentum.
 Parameter = tuple[str, Sequence[int], str, str, float, float, float]
 _FACTORS = (1.0, 1.0, 1.0)
-_MOST_AXES = 5  # that the core's shapes have
+_MOST_AXES = 5  # max axes of the core's shapes
 
 
 @dataclass
 class Layer:
-    """The tensors of one module that are its own, not those of modules inside: they become ready together.
+    """The tensors of one module itself, not those of modules inside: they become ready together.
 
-    parameters  (name, tensor), trainable ones; statistics: (name, buffer), which training sets and no gradient.
-    factors     of parameters by name, where they are not 1: what multiplies the optimiser's learning rate, weight decay
-                and momentum.
+    parameters  (name, tensor), trainable ones; statistics: (name, buffer), set by training without a gradient.
+    factors     of parameters by name, if not 1: they multiply the optimiser's learning rate, weight decay and momentum.
     """
 
     name: str
@@ -46,11 +45,11 @@ class Layer:
 
     @property
     def key(self) -> str:
-        """A name that no other layer has, which a module's own path may be: of the first tensor."""
+        """A unique name: that of the first tensor, because a module's own path need not be unique."""
         return str((self.parameters + self.statistics)[0][0])
 
     def described(self) -> tuple[str, list[Parameter]]:
-        """What _core.Exchange wants to know of it."""
+        """The layer's description for _core.Exchange."""
         family = _family(self.module)
         own: list[Parameter] = [
             (name, shape_of(tensor), _role(self.module, name), family, *self.factors.get(name, _FACTORS))
@@ -61,7 +60,7 @@ class Layer:
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
-    """A shape that the core has: at least one axis, and not too many."""
+    """A shape for the core: at least one axis, and not too many."""
     shape = tuple(int(size) for size in tensor.shape)
     return shape if 1 <= len(shape) <= _MOST_AXES else (tensor.numel(),)
 
@@ -82,49 +81,49 @@ def _role(module: Any, name: str) -> str:
 
 
 def original(module: Any) -> Any:
-    """The module that torch.compile was given; of another one itself."""
+    """The module given to torch.compile; any other module itself."""
     return getattr(module, "_orig_mod", module)
 
 
 def is_scripted(module: Any) -> bool:
-    """Is it torch.jit.script's? It has no hooks: all weights inside are current before the forward pass."""
+    """True for torch.jit.script's, which has no hooks: all weights inside must be current before the forward pass."""
     return isinstance(module, torch.jit.RecursiveScriptModule)
 
 
 def is_compiled(module: Any) -> bool:
-    """Is it torch.compile's? Hooks on modules inside of it may not be called."""
+    """True for torch.compile's. Hooks on modules inside of it may not be called."""
     return original(module) is not module
 
 
 def tensors_of(module: Any) -> dict[str, Any]:
-    """All tensors by name: those of state_dict, and the buffers that it leaves out (persistent=False)."""
+    """All tensors by name: those of state_dict, and the buffers outside of it (persistent=False)."""
     module = original(module)
     found = {name: one for name, one in module.state_dict(keep_vars=True).items() if isinstance(one, torch.Tensor)}
     return found | {name: one for name, one in module.named_buffers(remove_duplicate=False) if name not in found}
 
 
 def forms_of(module: Any) -> dict[str, str]:
-    """Dtype and shape of all tensors by name, which copies of a module have in common."""
+    """Dtype and shape of all tensors by name, equal for copies of a module."""
     return {name: f"{one.dtype} {tuple(one.shape)}{_layout(one)}" for name, one in tensors_of(module).items()}
 
 
 def _layout(tensor: Any) -> str:
-    """Of a tensor that is not dense; where values can be written only in place, with their number."""
+    """Layout of a tensor that is not dense; if values can be written only in place, with their number."""
     if tensor.layout == torch.strided:
         return ""
     return f" {tensor.layout}" + ("" if tensor.layout == torch.sparse_coo else f" of {tensor._nnz()} values")
 
 
 def outside_of_state(module: Any) -> dict[str, Any]:
-    """The buffers that state_dict leaves out."""
+    """The buffers outside of state_dict."""
     inside = original(module).state_dict(keep_vars=True)
     return {name: one for name, one in tensors_of(module).items() if name not in inside}
 
 
 def write(tensor: Any, values: Any) -> None:
-    """Write values of the same shape to a tensor: also to an expanded one, of which several elements are one."""
+    """Write values of the same shape to a tensor, also to an expanded one, whose elements share memory."""
     with torch.no_grad():
-        if tensor.layout != torch.strided:  # detach() shares its values, but does not change along
+        if tensor.layout != torch.strided:  # detach() shares its values, but not its later layout
             tensor.copy_(values)
             return
         target = tensor.detach()
@@ -135,7 +134,7 @@ def write(tensor: Any, values: Any) -> None:
 
 
 def load_tensors(module: Any, values: Mapping[str, Any]) -> None:
-    """Load what state_dict gave, and buffers that it leaves out. Expanded tensors, which torch refuses, too."""
+    """Load a state_dict, and buffers outside of it. Also expanded tensors, which torch refuses."""
     module = original(module)
     inside = module.state_dict(keep_vars=True)
     tensors = tensors_of(module)
@@ -153,7 +152,7 @@ def _is_expanded(tensor: Any) -> bool:
 
 
 def layers_of(module: Any) -> list[Layer]:
-    """The layers that train, in the order in which they were registered. ValueError, TypeError: what cannot be."""
+    """The layers that train, in the order of their registration. ValueError, TypeError: unsupported."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module is a {type(module).__name__}; allowed: a torch.nn.Module")
     for path, part in original(module).named_modules():
@@ -214,7 +213,7 @@ def _check(name: str, tensor: Any) -> None:
 
 
 def check_optimizer(optimizer: Any, layers: Sequence[Layer]) -> None:
-    """ValueError: an optimizer of torch's has none of these layers' parameters; TypeError: its step wants a closure."""
+    """ValueError: an optimizer of torch's has none of these layers' parameters; TypeError: its step needs a closure."""
     if isinstance(optimizer, torch.optim.Optimizer):
         closure = inspect.signature(type(optimizer).step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
@@ -228,7 +227,7 @@ def check_optimizer(optimizer: Any, layers: Sequence[Layer]) -> None:
 
 
 def owners(module: Any, layers: Sequence[Layer]) -> dict[Any, list[int]]:
-    """Of each module with tensors of its own the layers that these belong to; a shared tensor has several owners."""
+    """For each module with tensors of its own the layers of these tensors; a shared tensor has several owners."""
     layer_of = {id(tensor): i for i, one in enumerate(layers) for _, tensor in one.parameters + one.statistics}
     result: dict[Any, list[int]] = {}
     for part in original(module).modules():
@@ -240,19 +239,19 @@ def owners(module: Any, layers: Sequence[Layer]) -> dict[Any, list[int]]:
 
 
 def hook(model: Any, parts: Sequence[Any]) -> None:
-    """From now on these modules belong to a wrapped model, and cannot be wrapped again."""
+    """Mark these modules as part of a wrapped model: they cannot be wrapped again."""
     for part in parts:
         _HOOKED[part] = ref(model)
 
 
 def unhook(parts: Sequence[Any]) -> None:
-    """They belong to none."""
+    """Remove the marks of hook."""
     for part in parts:
         _HOOKED.pop(part, None)
 
 
 class Recorder(TorchFunctionMode):  # type: ignore[misc]
-    """Sees every use of a parameter by a function of torch: in which order, and whether its module had been entered.
+    """Records every use of a parameter by a function of torch: the order, and if its module had been entered.
 
     Some modules use the parameters of others, whose forward is then never called, as nn.MultiheadAttention does.
     """
@@ -262,10 +261,10 @@ class Recorder(TorchFunctionMode):  # type: ignore[misc]
         self._layer_of = {id(tensor): i for i, one in enumerate(layers) for _, tensor in one.parameters}
         self._entered: set[int] = set()
         self._count = len(layers)
-        self.used: dict[int, bool] = {}  # layer: had its module been entered before its first use?
+        self.used: dict[int, bool] = {}  # layer: True if its module had been entered before its first use
 
     def enter(self, layers: Sequence[int]) -> None:
-        """A module that owns tensors of these layers begins its forward pass."""
+        """Note that a module with tensors of these layers begins its forward pass."""
         self._entered.update(layers)
         for layer in layers:
             self.used.setdefault(layer, True)
@@ -281,11 +280,11 @@ class Recorder(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
     def order(self) -> list[int]:
-        """All layers: those that were used, in the order of their first use, then the others."""
+        """All layers: used ones in the order of their first use, then the others."""
         return [*self.used, *(layer for layer in range(self._count) if layer not in self.used)]
 
     def early(self) -> set[int]:
-        """Layers whose weights must be current before the forward pass: no hook comes before their first use."""
+        """Layers whose weights must be current before the forward pass, because no hook precedes their first use."""
         return {layer for layer in range(self._count) if not self.used.get(layer, False)}
 
 

@@ -1,4 +1,4 @@
-"""Optimisers of torch beside wrapped models: steps that no model makes, and states that are one rank's own."""
+"""Optimisers of torch beside wrapped models: steps outside of a model, and states of one rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _watching = False
 
 
 def watch(model: Any) -> None:
-    """From now on a step of an optimizer that would train the model's parameters beside it is an error."""
+    """Make a step of an optimizer that would train the model's parameters beside it an error, from now on."""
     global _watching
     _OPEN.add(model)
     if not _watching:
@@ -23,12 +23,12 @@ def watch(model: Any) -> None:
 
 
 def unwatch(model: Any) -> None:
-    """The model's parameters are the user's."""
+    """End watch: the model's parameters are the user's again."""
     _OPEN.discard(model)
 
 
 def ranks_of_processes() -> list[tuple[int, int]]:
-    """(rank, size) of the models that train here and in other processes."""
+    """(rank, size) of the training models here and in other processes."""
     return [(one.rank, one.size) for one in _OPEN if one._group.team.kind == "mpi" and one.size > 1]
 
 
@@ -56,7 +56,7 @@ def _before_step(optimizer: Any, *_: Any) -> None:
 
 
 def mark_states(model: Any, optimizer: Any) -> list[Any]:
-    """The optimizer's state_dict says whose it is, and load_state_dict looks for that; handles that end it."""
+    """Add the owner to the optimizer's state_dict, and check it in load_state_dict; returns handles that end it."""
     one = ref(model)
 
     def mark(_: Any, state: dict[str, Any]) -> None:

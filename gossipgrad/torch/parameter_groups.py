@@ -12,7 +12,7 @@ from gossipgrad.errors import LARGEST, did_you_mean, number
 from gossipgrad.torch.modules import Layer, original
 from gossipgrad.training.chosen import checked_optimizer
 
-# What a group may set; the momentum is that of SGD and LARS.
+# Settings of a group; the momentum is that of SGD and LARS.
 _KEYS = ("lr", "momentum", "weight_decay")
 
 
@@ -27,7 +27,7 @@ def _tensors(group: Mapping[str, Any]) -> list[Any]:
 
 
 def _own_settings(place: int, group: Any, optimizer: Any) -> dict[str, float]:
-    """What a group sets."""
+    """A group's own settings."""
     if not isinstance(group, Mapping) or "params" not in group:
         raise TypeError(f"groups[{place}]: allowed: a dict with 'params', as torch.optim's param_groups")
     allowed = _settable(optimizer)
@@ -46,10 +46,10 @@ def _own_settings(place: int, group: Any, optimizer: Any) -> dict[str, float]:
 
 
 def with_groups(groups: Any, optimizer: Any, module: Any, layers: Sequence[Layer]) -> Any:
-    """Note in the layers by which factors their parameters' settings differ from the optimizer's.
+    """Note in the layers the factors of their parameters' settings, relative to the optimizer's.
 
-    Gives the optimizer that these multiply: with the largest momentum and weight decay of all groups. ValueError,
-    TypeError: what a group may not have.
+    Returns the optimizer that these multiply: with the largest momentum and weight decay of all groups. ValueError,
+    TypeError: settings that a group may not have.
     """
     if groups is None:
         return optimizer

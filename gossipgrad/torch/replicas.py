@@ -18,7 +18,7 @@ from gossipgrad.torch.wrapped import Wrapped
 
 
 class Replicas:
-    """What gossipgrad.torch.replicas gives: a sequence of wrapped modules, one a rank, and `run`."""
+    """The result of gossipgrad.torch.replicas: a sequence of wrapped modules, one a rank, and `run`."""
 
     def __init__(self, models: list[Wrapped], group: Group) -> None:
         self._models, self._group = models, group
@@ -33,18 +33,18 @@ class Replicas:
         return iter(self._models)
 
     def run(self, function: Callable[[Wrapped, int], Any]) -> list[Any]:
-        """function(model, rank) for each rank on a thread of its own; what each returned, by rank.
+        """function(model, rank) for each rank on a thread of its own; returns the results by rank.
 
-        One thread runs at a time, in an order that is the same in every run; a rank that waits for a message lets
-        others run. An exception of one rank ends all, and is raised. What makes random numbers gets a generator of its
-        own a rank. Of the models' collective calls all ranks may make settle() inside; what loads, sets a rate or is of
-        all ranks, as training_state(), is called outside.
+        One thread runs at a time, in an order that every run repeats; a rank that waits for a message lets others run.
+        An exception of one rank ends all, and is raised. Sources of random numbers get a generator of their own for
+        each rank. All ranks may call settle() inside. Loading, setting a rate and calls for all ranks, as
+        training_state(), are made outside.
         """
         results: list[Any] = [None] * len(self._models)
         threads, grad, autocast = torch.get_num_threads(), torch.is_grad_enabled(), _autocast()
 
         def of_rank(rank: int) -> None:
-            torch.set_num_threads(threads)  # a thread begins with the defaults of its own, which are not the caller's
+            torch.set_num_threads(threads)  # a thread begins with its own defaults, not the caller's
             with torch.set_grad_enabled(grad), torch.autocast("cpu", **autocast):
                 results[rank] = function(self._models[rank], rank)
 
@@ -59,11 +59,11 @@ class Replicas:
         return results
 
     def settle(self) -> None:
-        """Complete and mix what is in flight. Outside of run, as all that follows here."""
+        """Complete and mix all exchanges in flight. Outside of run, as all calls below."""
         self._models[0].settle()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """All modules get this state; the optimiser's moments stay."""
+        """Load this state into all modules; the optimiser's moments stay."""
         for model in self._models:
             model.load_state_dict(state_dict)
 
@@ -80,9 +80,9 @@ class Replicas:
         return self._models[0].consensus_training_state()
 
     def load_training_states(self, states: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
-        """Go on from what training_states gave, or consensus_training_state.
+        """Continue from the result of training_states, or consensus_training_state.
 
-        ValueError, and nothing has changed, where a rank's does not fit.
+        ValueError, and nothing has changed, if a rank's does not fit.
         """
         if isinstance(states, Mapping):
             states = [states] * len(self._models)
@@ -98,7 +98,7 @@ class Replicas:
             model.load_training_state(state)
 
     def close(self) -> None:
-        """Give the modules memory of their own again, also after a run that has failed."""
+        """Give the modules memory of their own again, also after a failed run."""
         for model in self._models:
             model.close()
 
@@ -129,11 +129,12 @@ def replicas(
         models.run(train)
 
     make_module  called once a rank; all begin with the first one's parameters and buffers.
-    cluster      how many ranks, or a VirtualCluster with latency, bandwidth and compute_time; not with a straggler.
+    cluster      the number of ranks, or a VirtualCluster with latency, bandwidth and compute_time; not with a
+                 straggler.
     optimizer    of gossipgrad, or a function of a module that gives one of torch.optim.
-    groups       a function of a module that gives what wrap has as groups.
+    groups       a function of a module that returns the groups of wrap.
 
-    The rest is as of gossipgrad.torch.wrap.
+    All other arguments are as of gossipgrad.torch.wrap.
     """
     comm = cluster if isinstance(cluster, VirtualCluster) else VirtualCluster(integer("cluster", cluster, 1))
     overlap = flag("overlap", overlap)
@@ -205,5 +206,5 @@ def _check_factors(layers: Sequence[Sequence[Any]]) -> None:
 
 
 def _makes(optimizer: Any) -> bool:
-    """Is it a function that makes optimisers of torch?"""
+    """True if it is a function that makes optimisers of torch."""
     return callable(optimizer) and not isinstance(optimizer, type) and not hasattr(optimizer, "options")

@@ -1,4 +1,5 @@
-"""DistributedSamplers beside wrapped models: whether each rank reads its own part, in another order in each epoch."""
+"""DistributedSamplers beside wrapped models: checks that each rank reads its own part, in another order in each
+epoch."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from torch.utils.data.distributed import DistributedSampler
 
 from gossipgrad.errors import warn
 
-_epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of each sampler the one that was read last
+_epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the last epoch read from each sampler
 _watching = False
 
 
 def watch_samplers(ranks: Callable[[], Iterable[tuple[int, int]]]) -> None:
-    """From now on each DistributedSampler is checked when it is read. ranks: (rank, size) of the models that train."""
+    """Check each DistributedSampler when it is read, from now on. ranks: (rank, size) of the models that train."""
     global _watching
     if _watching:
         return
@@ -31,7 +32,7 @@ def watch_samplers(ranks: Callable[[], Iterable[tuple[int, int]]]) -> None:
 
 
 def check_sampler(sampler: Any, ranks: list[tuple[int, int]]) -> None:
-    """ValueError: it is another rank's, or of another number of them. A warning: an epoch has the last one's order."""
+    """ValueError: of another rank, or number of ranks. A warning: an epoch repeats the last one's order."""
     if not ranks:
         return
     own = (sampler.rank, sampler.num_replicas)

@@ -1,4 +1,4 @@
-"""A training step of one rank: what hooks of autograd and `step()` call in the core, layer by layer."""
+"""A training step of one rank: calls from hooks of autograd and `step()` into the core, layer by layer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gossipgrad.errors import warn
 from gossipgrad.torch.modules import Layer, Recorder
 
 _MOST_NAMES = 8
-# Of each gradient in a step, in place of the version that it was exchanged with.
+# Marks of a gradient in a step, in place of its version at the exchange.
 NONE, ADDED = -2, -1
-# What to do where a loss, as a GAN's, leads to the parameters of two models.
+# Advice if a loss, as a GAN's, leads to the parameters of two models.
 _THROUGH = "A loss that goes through another wrapped model: loss.backward(inputs=list(the_one_to_train.parameters()))"
-# Of an address that the core reads.
+# Alignment of an address that the core reads.
 _ALIGNMENT = 64
 
 
@@ -27,28 +27,28 @@ def listed(names: Sequence[str]) -> str:
 
 
 def check_dense(name: str, gradient: Any) -> None:
-    """RuntimeError for a sparse one."""
+    """RuntimeError for a sparse gradient."""
     if gradient.is_sparse:
         raise RuntimeError(f"{name}: a sparse gradient; allowed: dense ones, as of Embedding(sparse=False)")
 
 
 class Step:
-    """The step under way, of tensors in the host's memory: parameters and their gradients are views of the arenas.
+    """The current step, with tensors in the host's memory: parameters and their gradients are views of the arenas.
 
-    Autograd adds to the gradient's view. Where it, or zero_grad(), has put another tensor in place of the view, the
-    hook copies that one once, and the view takes its place again. What the last step left in the gradients is set to
-    zero when the next one begins. Gradients of large parameters are autograd's own tensors, which the core reads where
-    they lie: to add to a view costs as much as a copy. They are None when a step begins.
+    Autograd adds to the gradient's view. If it, or zero_grad(), has replaced the view by another tensor, the hook
+    copies that tensor once, and the view takes its place again. A new step first sets the last step's gradients to
+    zero. Gradients of large parameters are autograd's own tensors, and the core reads them in place: adding to a view
+    costs as much as a copy. They are None when a step begins.
 
-    The hooks run for every parameter in every step: what they need is bound when they are made, and with one rank,
-    where there are no messages, they do not poll for any.
+    The hooks run for every parameter in every step. So their variables are bound when they are made, and with one rank,
+    which has no messages, they do not poll.
 
-    optimizer  of torch, whose step is made before the exchange: gradients are then autograd's alone, and no hooks are
-               there; None: the core's.
-    frozen     parameters, by name, that are not to train.
+    optimizer  of torch, whose step precedes the exchange: gradients are then autograd's alone, and no hooks exist;
+               None: the core's.
+    frozen     parameters, by name, that must not train.
     """
 
-    in_place = True  # are gradients of large parameters read where they lie?
+    in_place = True  # True if gradients of large parameters are read in place
 
     def __init__(
         self,
@@ -65,16 +65,16 @@ class Step:
         self._core, self._local, self.layers, self._next_rates = core, local, layers, next_rates
         self._optimizer, self._frozen = optimizer, frozen
         self.overlap = overlap and optimizer is None
-        self._exchanges = self.overlap  # does the next backward pass exchange gradients, or only add them up?
+        self._exchanges = self.overlap  # True if the next backward pass exchanges gradients; otherwise it only adds
         self._synchronised = True
         self.polls = polls
-        self.open = False  # has the core's step begun?
-        self.rested = True  # are all weights current, between two steps?
-        self.early: set[int] | None = None  # layers that no hook announces; None: not known yet, so all
+        self.open = False  # True if the core's step has begun
+        self.rested = True  # True if all weights are current, between two steps
+        self.early: set[int] | None = None  # layers without an announcing hook; None: not known yet, so all
         self.recorder: Recorder | None = None
         self.warned = False
-        self.of_optimizer = False  # is the optimizer's own step under way?
-        self._stale = True  # have gradients values of a step that has ended?
+        self.of_optimizer = False  # True during the optimizer's own step
+        self._stale = True  # True if gradients hold values of a finished step
         self.weights, self.gradients = (
             {
                 name: torch.from_numpy(arena[name]).view(tensor.shape)
@@ -83,11 +83,11 @@ class Step:
             }
             for arena in (core.weights(local), core.gradients(local))
         )
-        # Of each parameter its layer, its name and the tensor; of each layer its statistics.
+        # For each parameter its layer, its name and the tensor; for each layer its statistics.
         self._parameters = [(i, *one) for i, layer in enumerate(layers) for one in layer.parameters]
         large = set(core.large()) if self.in_place and optimizer is None else set()
         self._large = [name in large for _, name, _ in self._parameters]
-        # Of each layer with large parameters: these, and for the core the tensors in its order, None: in the arena.
+        # For each layer with large parameters: these, and the core's tensors in its order, None: in the arena.
         self._elsewhere = [
             [(name, tensor) if name in large else None for name, tensor in layer.parameters + layer.statistics]
             if any(name in large for name, _ in layer.parameters)
@@ -100,18 +100,18 @@ class Step:
         ]
         self._addresses = [self.weights[name].data_ptr() for _, name, _ in self._parameters]
         self._counts = [len(layer.parameters) for layer in layers]
-        # By the layer's key: what forward passes have changed in statistics in a step that was left, not yet exchanged.
+        # By the layer's key: unexchanged changes of statistics by forward passes of an abandoned step.
         self.pending: dict[str, list[Any]] = {}
         self.needed = [False] * len(layers)
         self.ready = [False] * len(layers)
-        self._left = [0] * len(layers)  # gradients that are to come before the layer's exchange begins
+        self._left = [0] * len(layers)  # gradients missing before the layer's exchange begins
         self._seen = [NONE] * len(self._parameters)
         self._exchanged: list[Any] = [None] * len(self._parameters)  # the tensors of these versions
-        # Of each parameter the version that its last forward pass, or its gradient, has seen; NONE: neither.
+        # For each parameter the version at its last forward pass, or its gradient; NONE: neither.
         self._held = [NONE] * len(self._parameters)
-        # Whose module writes them in each forward pass, as Embedding(max_norm=...).
+        # Parameters that their module writes in each forward pass, as Embedding(max_norm=...).
         self._rewritten = [getattr(layers[i].module, "max_norm", None) is not None for i, _, _ in self._parameters]
-        # Of weights that are in flight between two steps: the versions that parameters had when the last step ended.
+        # For weights in flight between two steps: the versions of parameters at the end of the last step.
         self._in_flight = not core.current_at_end()
         self._ended: list[int] | None = None
 
@@ -183,22 +183,22 @@ class Step:
 
         return after_gradient
 
-    # What hooks do is bound before the first step: these say it.
+    # Actions of hooks are bound before the first step; these choose them.
 
     def _lies_elsewhere(self, place: int) -> bool:
-        """Is the parameter's gradient in memory of autograd's own, not in the arena?"""
+        """True if the parameter's gradient is in memory of autograd's own, not in the arena."""
         return self._large[place]
 
     def _sender(self, place: int, tensor: Any) -> Callable[[], None] | None:
-        """Called with each gradient that is to be exchanged, before its layer is complete."""
+        """The function called with each gradient to exchange, before its layer is complete; None: not needed."""
         return None
 
     def _poller(self) -> Callable[[], None] | None:
-        """Called at the end of each hook."""
+        """The function called at the end of each hook; None: not needed."""
         return functools.partial(self._core.poll, self._local) if self.polls else None
 
     def _layer_is_there(self, layer: int) -> None:
-        """All gradients of a layer are there."""
+        """Handle a layer with all of its gradients."""
         self._finish(layer)
 
     def _refuse(self, place: int) -> None:
@@ -215,7 +215,7 @@ class Step:
         )
 
     def _adopt(self, place: int) -> None:
-        """The parameter's gradient is another tensor than the view, which gets its values and takes its place."""
+        """Copy a tensor that replaced the parameter's gradient view into the view, which takes its place again."""
         _, name, tensor = self._parameters[place]
         own, given = self.gradients[name], tensor.grad
         with torch.no_grad():
@@ -227,7 +227,7 @@ class Step:
         tensor.grad = own
 
     def _clear_gradients(self) -> None:
-        """Gradients are views, and zero but for what was added since the last step."""
+        """Make gradients views again, and zero except for additions since the last step."""
         if self._stale:
             self._core.zero_gradients(self._local)
             if not self.in_place:
@@ -251,14 +251,14 @@ class Step:
         return [name for _, name, tensor in self._parameters if tensor.grad is not None and bool(tensor.grad.any())]
 
     def forget_gradients(self) -> None:
-        """The next step begins with no gradients."""
+        """Let the next step begin without gradients."""
         self._stale = True
         if self._optimizer is not None:
             for _, _, tensor in self._parameters:
                 tensor.grad = None
 
     def publish(self, layer: int) -> None:
-        """The arena's weights of a layer are current: buffers get what the ranks have mixed."""
+        """After the arena's weights of a layer are current: write the mixed values into buffers."""
         for buffer, weight, _ in self._statistics[layer]:
             buffer.copy_(weight)
         for (buffer, _, _), change in zip(
@@ -267,20 +267,21 @@ class Step:
             buffer.add_(change)
 
     def publish_all(self) -> None:
-        """As for one layer."""
+        """publish for all layers."""
         for layer in range(len(self.layers)):
             self.publish(layer)
         self.rested = True
         self.written_by_module()  # publishing may write parameters
 
     def _publish_statistics(self) -> None:
-        """Weights are current at a step's end, and so are the buffers of statistics."""
+        """At a step's end weights are current, and so are the buffers of statistics."""
         for layer, statistics in enumerate(self._statistics):
             if statistics:
                 self.publish(layer)
 
     def written_by_module(self) -> None:
-        """What parameters hold is not the caller's doing, as of Embedding(max_norm=...) in an evaluation."""
+        """Accept writes to parameters by their module, not the caller, as of Embedding(max_norm=...) in an
+        evaluation."""
         if self._ended is not None:
             self._ended = self._versions()
         if self.open:
@@ -294,7 +295,7 @@ class Step:
     # ---- a step
 
     def begin(self) -> None:
-        """The step begins, unless it has."""
+        """Begin the step, unless it has begun."""
         if self.open:
             return
         for _, name, tensor in self._parameters:
@@ -325,7 +326,7 @@ class Step:
             self.need(layer)
 
     def _check_memory(self) -> None:
-        """RuntimeError: a parameter is no view of the arena any more."""
+        """RuntimeError if a parameter is no view of the arena any more."""
         for address, (_, name, tensor) in zip(self._addresses, self._parameters, strict=True):
             if tensor.data_ptr() != address:
                 raise RuntimeError(
@@ -337,7 +338,7 @@ class Step:
         return [tensor._version for _, _, tensor in self._parameters]
 
     def check_unwritten(self) -> None:
-        """RuntimeError: a parameter was written while what changes it was in flight, and one or the other is lost."""
+        """RuntimeError if a parameter was written while in flight: the write or the exchange is lost."""
         if self._ended is None:
             return
         for version, (_, name, tensor) in zip(self._ended, self._parameters, strict=True):
@@ -349,11 +350,11 @@ class Step:
                 )
 
     def hold(self) -> None:
-        """A forward pass has ended: what parameters hold now is the module's doing."""
+        """After a forward pass: accept the parameters' values as the module's own."""
         self._held = self._versions()
 
     def check_held(self) -> None:
-        """RuntimeError: a parameter was written between the forward pass and the end of the step."""
+        """RuntimeError if a parameter was written between the forward pass and the end of the step."""
         if not self.open:
             return
         for place, (_, name, tensor) in enumerate(self._parameters):
@@ -365,9 +366,9 @@ class Step:
                 )
 
     def leave(self) -> None:
-        """A step in which no layer is ready is left, and will begin again; gradients that were added up stay.
+        """Abandon a step in which no layer is ready; it will begin again. Summed gradients stay.
 
-        So does what its forward passes have changed in statistics: the next exchange has it.
+        Changes of statistics by its forward passes stay as well: the next exchange includes them.
         """
         if self.open:
             self.note_pending([layer for layer, needed in enumerate(self.needed) if needed])
@@ -375,7 +376,7 @@ class Step:
         self._left = [0] * len(self.layers)
 
     def note_pending(self, layers: Sequence[int]) -> None:
-        """What the buffers of these layers hold beyond the arena's statistics is still to be exchanged."""
+        """Note that the buffers of these layers hold changes of statistics still to be exchanged."""
         for layer in layers:
             changes = [buffer - weight for buffer, weight, _ in self._statistics[layer]]
             self.pending.pop(self.layers[layer].key, None)
@@ -383,14 +384,14 @@ class Step:
                 self.pending[self.layers[layer].key] = changes
 
     def need(self, layer: int) -> None:
-        """When this returns, the layer's weights are current."""
+        """Wait until the layer's weights are current."""
         if not self.needed[layer]:
             self._core.need(self._local, layer)
             self.needed[layer] = True
             self.publish(layer)
 
     def _finish(self, layer: int) -> None:
-        """The layer's gradients are final."""
+        """Handle a layer whose gradients are final."""
         if not self.needed[layer]:
             self.need(layer)
         self._differences(layer)
@@ -400,18 +401,18 @@ class Step:
         self._core.ready(self._local, layer, addresses)
 
     def _differences(self, layer: int) -> None:
-        """What is to be subtracted from statistics is their gradient."""
+        """Make the changes to subtract from statistics their gradient."""
         for buffer, weight, difference in self._statistics[layer]:
             torch.sub(weight, buffer, out=difference)
         if self.pending:
             self.pending.pop(self.layers[layer].key, None)
 
     def exchanged(self) -> bool:
-        """Has the exchange of some layer begun in the step under way?"""
+        """True if the exchange of some layer has begun in the current step."""
         return self.open and True in self.ready
 
     def _address(self, name: str, tensor: Any) -> int:
-        """Where the core can read a large parameter's gradient; 0: in the arena."""
+        """Address at which the core can read a large parameter's gradient; 0: in the arena."""
         gradient, own = tensor.grad, self.gradients[name]
         if gradient is own:
             return 0
@@ -427,7 +428,7 @@ class Step:
         return 0
 
     def end(self) -> None:
-        """The step ends: all layers are made ready. RuntimeError: no gradient came, or one changed too late."""
+        """End the step: all layers are made ready. RuntimeError: no gradient came, or one changed too late."""
         self.check_held()
         if self._optimizer is not None:
             self._check_gradients([name for _, name, tensor in self._parameters if tensor.grad is None])
@@ -456,7 +457,7 @@ class Step:
                 tensor.grad = None
 
     def _without(self) -> list[str]:
-        """Parameters that have no gradient, from a backward pass or by hand."""
+        """Parameters without a gradient, from a backward pass or by hand."""
         return [
             name
             for seen, (_, name, tensor) in zip(self._seen, self._parameters, strict=True)
@@ -488,7 +489,7 @@ class Step:
                 )
 
     def _complete(self, layer: int) -> None:
-        """Make a layer ready whose gradients have not all come, or wait for step()."""
+        """Make a layer ready if gradients are missing, or if it waits for step()."""
         if self._optimizer is None:
             for place, (own, name, tensor) in enumerate(self._parameters):
                 if own == layer and tensor.grad is not self.gradients[name] and not self._large[place]:
@@ -496,7 +497,7 @@ class Step:
         self._finish(layer)
 
     def _step_of_optimizer(self) -> None:
-        """The optimiser's own step; what it changed is the gradient of an SGD with a rate of 1."""
+        """Make the optimiser's own step; its changes are the gradient of an SGD with a rate of 1."""
         for layer in range(len(self.layers)):
             self.need(layer)
         with torch.no_grad():

@@ -4,8 +4,8 @@ The forward pass adds count, sum and sum of squares of each channel over the ran
 gradient and of its product with the normalised input. Sums are made in float64, in the order of ranks, so all ranks
 have the same bits. Ranks may have different numbers of samples, or none.
 
-All ranks must make the same passes through it. So strategies that let replicas differ do not have it, nor have the
-ranks of a virtual cluster, of which one runs at a time.
+All ranks must make the same passes through it. So it is refused for strategies whose replicas differ, and for the ranks
+of a virtual cluster, because these run one at a time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def strategies_that_synchronise() -> str:
 
 
 def _parts(module: Any) -> list[tuple[str, Any]]:
-    """All that are a SyncBatchNorm, by path; torch.jit's have the class's name alone."""
+    """All SyncBatchNorm modules, by path; torch.jit's have the class's name alone."""
     return [
         (path or "module", part)
         for path, part in original(module).named_modules()
@@ -48,7 +48,7 @@ def _parts(module: Any) -> list[tuple[str, Any]]:
 
 
 def check_synchronised(module: Any, strategy: Strategy, ranks: int, virtual: bool) -> None:
-    """ValueError: a SyncBatchNorm, of which the ranks cannot have common statistics."""
+    """ValueError for a SyncBatchNorm whose statistics the ranks cannot share."""
     for path, part in _parts(module) if ranks > 1 else ():
         where = f"{path}: is a SyncBatchNorm, whose statistics"
         if virtual:
@@ -69,20 +69,20 @@ def check_synchronised(module: Any, strategy: Strategy, ranks: int, virtual: boo
 
 
 def synchronise(module: Any, team: _core.Team) -> list[_Synchronised]:
-    """From now on these modules have the statistics of all ranks; handles that end it."""
+    """Give these modules the statistics of all ranks from now on; returns handles that end it."""
     return [_Synchronised(path, part, team) for path, part in _parts(module)] if team.size > 1 else []
 
 
 class _Synchronised:
-    """Stands for the forward pass of one SyncBatchNorm. A copy of the module, or its pickle, has torch's again."""
+    """Replaces the forward pass of one SyncBatchNorm. A copy of the module, or its pickle, has torch's again."""
 
     def __init__(self, path: str, part: Any, team: _core.Team) -> None:
         self._path, self._part, self._team = path, part, team
-        self._training = torch.compiler.disable(self._normalised)  # messages are no part of a graph
+        self._training = torch.compiler.disable(self._normalised)  # messages cannot be part of a graph
         part.forward = self
 
     def remove(self) -> None:
-        """The module has torch's forward pass again."""
+        """Restore torch's forward pass."""
         self._part.__dict__.pop("forward", None)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,7 +111,7 @@ class _Synchronised:
         return _Normalise.apply(given, part.weight, part.bias, mean, variance, count, part.eps, self._sum("backward"))
 
     def _sum(self, way: str) -> Callable[[Sums], Sums]:
-        """Gives the sum of the ranks' values in this pass."""
+        """A function that returns the sum of the ranks' values in this pass."""
         call = f"{way} pass of {self._path}, a SyncBatchNorm"
 
         def of_all(own: Sums) -> Sums:
@@ -125,17 +125,17 @@ class _Synchronised:
 
 
 def _axes(of: Any) -> list[int]:
-    """All but that of the channels."""
+    """All axes except that of the channels."""
     return [axis for axis in range(of.dim()) if axis != 1]
 
 
 def _along(values: Any, like: Any) -> Any:
-    """A value a channel, in the shape that goes with an input."""
+    """A value a channel, in a shape that broadcasts over an input."""
     return values.to(like.dtype).view(1, -1, *[1] * (like.dim() - 2))
 
 
 def _wide(tensor: Any) -> Any:
-    """In float32 at least, in which all of it is computed."""
+    """The tensor in float32 at least, the type of all computations here."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 

@@ -1,4 +1,4 @@
-"""What Wrapped.training_state gives, and whether a state that is to be loaded is one of such a module."""
+"""The content of Wrapped.training_state, and checks of a state before loading."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gossipgrad.training import arenas
 
 Shapes = Mapping[str, tuple[int, ...]]
 _MADE = "allowed: what training_state() gave"
-# Arenas of which a state of all ranks has the mean; what only a rank, or two, have in common begins at zero.
+# Arenas whose mean is in a state of all ranks; arenas of one rank, or of two partners, begin at zero.
 COMMON = ("moment", "outer", "outer moment")
 
 
 def rank_of(model: Any) -> dict[str, Any]:
-    """Whose a state is."""
+    """The owner of a state."""
     return {"rank": model.rank, "size": model.size}
 
 
 def check_rank(what: str, state: Any, here: Any) -> None:
-    """ValueError: a state of another rank, or of another number of them; it holds what only that rank has."""
+    """ValueError for a state of another rank, or number of ranks, because it holds that rank's own values."""
     if not isinstance(state, Mapping):
         raise ValueError(f"{what}: is of {_shown(state)}; {_MADE}")
     try:
@@ -40,9 +40,9 @@ def check_rank(what: str, state: Any, here: Any) -> None:
 
 
 def check_owner(state: Mapping[str, Any], here: Any) -> bool:
-    """Is it a state of all ranks? ValueError: it is that of another rank, or of another strategy.
+    """True for a state of all ranks. ValueError: it is that of another rank, or of another strategy.
 
-    A state of before does not say whose it is, which a warning tells.
+    A state of an earlier version lacks its owner, which a warning tells.
     """
     if not isinstance(state, Mapping) or state.get("rank", 0) is None:
         return isinstance(state, Mapping)
@@ -64,7 +64,7 @@ def check_owner(state: Mapping[str, Any], here: Any) -> bool:
 
 
 def copies_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of tensors, and of what get_extra_state gives."""
+    """Copies of tensors, and of results of get_extra_state."""
     return {
         name: one.detach().clone() if isinstance(one, torch.Tensor) else copy.deepcopy(one)
         for name, one in values.items()
@@ -72,7 +72,7 @@ def copies_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checksums_of(values: Any) -> dict[str, str]:
-    """Of each tensor a checksum, by name."""
+    """A checksum for each tensor, by name."""
     return {
         str(name): hashlib.blake2b(_values(one), digest_size=8).hexdigest()
         for name, one in _mapping("state_dict", values).items()
@@ -98,7 +98,7 @@ def _shown(value: Any) -> str:
 
 
 def _check_tensors(part: str, given: Any, shapes: Shapes, dtype: Any = None) -> None:
-    """ValueError: not tensors of these shapes by these names. dtype: None, any."""
+    """ValueError unless they are tensors of these shapes by these names. dtype: None, any."""
     given = _mapping(f"state: {part}", given)
     for name in [*shapes, *(str(key) for key in given if key not in shapes)]:
         there = "absent"
@@ -116,7 +116,7 @@ def _check_tensors(part: str, given: Any, shapes: Shapes, dtype: Any = None) -> 
 
 
 def _check_optimizer(given: Any, optimizer: Any) -> None:
-    """ValueError: not the state of such an optimizer of torch."""
+    """ValueError unless it is the state of such an optimizer of torch."""
     given = _mapping("state: optimizer", given)
     for key, kind in (("state", Mapping), ("param_groups", Sequence)):
         if not isinstance(given.get(key), kind):
@@ -131,7 +131,7 @@ def _check_optimizer(given: Any, optimizer: Any) -> None:
 
 
 def _check_settings(state: Mapping[str, Any], kinds: Mapping[str, str], here: Mapping[str, Any]) -> None:
-    """ValueError: an arena of the state means something else under the settings of here, or its rate is none."""
+    """ValueError: an arena of the state has another meaning under the settings here, or its rate is invalid."""
     if state.get("learning_rate") is not None:
         number("state: learning_rate", state["learning_rate"], 0.0, LARGEST)
     saved = _mapping("state: settings", state.get("settings", here))
@@ -151,13 +151,13 @@ def check_state(
     optimizer: Any,
     of_all: bool,
 ) -> int:
-    """The step of a state that can be loaded; ValueError: one that cannot, before anything of it was.
+    """The step of a valid state; ValueError: an invalid one, before any of it is loaded.
 
-    kinds      of the arenas that the strategy and the optimizer have, but the gradients', by name.
+    kinds      of the arenas of the strategy and the optimizer, except the gradients', by name.
     settings   of the strategy and the optimizer here.
     shapes     of each arena's arrays, by name.
     module     its state_dict.
-    buffers    those that are not in it; a state of before has none.
+    buffers    those outside of it; a state of an earlier version has none.
     optimizer  one of torch's; None: the core's.
     of_all     it is a state of all ranks, which may have other arenas: only moments must be there.
     """
@@ -197,9 +197,9 @@ def check_state(
 
 
 def order_of(state: Mapping[str, Any], here: Sequence[str]) -> list[int]:
-    """The order that the layers had in the arenas: their places here, where they have these keys.
+    """The state's order of layers in the arenas, as their places here, if they have these keys.
 
-    Where a state of before says none, that of here. ValueError: of other layers.
+    A state of an earlier version lacks it; then the current order. ValueError: of other layers.
     """
     there = state.get("order", here)
     if not isinstance(there, Sequence) or sorted(map(str, there)) != sorted(here):

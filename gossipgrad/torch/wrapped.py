@@ -45,7 +45,7 @@ from gossipgrad.torch.synchronised import synchronise
 from gossipgrad.torch.training_state import check_owner, check_state, checksums_of, copies_of, order_of, rank_of
 from gossipgrad.training import mixing
 
-# After so many steps, and after each power of two below, the order of layers is looked at again.
+# The order of layers is checked again after this many steps, and after each power of two below.
 _LOOK_EVERY = 1024
 _UNEQUAL = (
     "If no rank has failed, ranks make unequal numbers of steps, as where their loaders have unequal lengths, or one "
@@ -58,7 +58,7 @@ class _Announcement:
 
     def __init__(self, wrapped: Wrapped | None) -> None:
         self._wrapped = wrapped
-        self.layers: Sequence[int] = ()  # that own tensors of the module
+        self.layers: Sequence[int] = ()  # the layers that own tensors of the module
 
     def __call__(self, part: Any, _: Any) -> None:
         if self._wrapped is not None:
@@ -69,9 +69,9 @@ class _Announcement:
 
 
 class Wrapped(torch.nn.Module):  # type: ignore[misc]
-    """What gossipgrad.torch.wrap gives: the module, called as it is, and `step()` in place of an optimiser's.
+    """The result of gossipgrad.torch.wrap: the module, called as it is, and `step()` in place of an optimiser's.
 
-    One rank of a group. `module` is what was wrapped; its trainable parameters are views of the core's memory.
+    One rank of a group. `module` is the wrapped module; its trainable parameters are views of the core's memory.
     """
 
     def __init__(self, module: Any, group: Group, rank: int, overlap: bool, optimizer: Any) -> None:
@@ -128,7 +128,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     # ---- a step
 
     def _rest(self) -> None:
-        """All weights of this rank are current, without others' help."""
+        """Make all weights of this rank current, without others' help."""
         step = self._step
         step.check_unwritten()
         if self._group.resting():
@@ -165,9 +165,9 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             self._group.core.poll(self._local)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's, with weights that are current. One training step may have several forward passes.
+        """The module's forward pass, with current weights. One training step may have several forward passes.
 
-        RuntimeError: it has parameters that it had not when it was wrapped; or the step's gradients are exchanged.
+        RuntimeError: parameters were added after wrapping; or the step's gradients are exchanged.
         """
         step = self._step
         if step.exchanged():
@@ -207,7 +207,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return result
 
     def _looks(self) -> bool:
-        """Is the order of layers looked at in the step under way?"""
+        """True if the current step records the order of layers."""
         after = self._done + 1
         due = self._step.early is None or after & (after - 1) == 0 or after % _LOOK_EVERY == 0
         return self.size > 1 and due and not is_compiled(self.module)
@@ -215,12 +215,12 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def step(self) -> None:
         """End the training step: all layers are updated and on their way.
 
-        After the backward pass, on every rank, once a step. Parameters that have no gradient, or one of None, have one
-        of zero, so momentum and decay still move them; an optimizer of torch leaves them out. A warning names them.
-        Gradients can be read until the next forward pass, which sets them to zero: this rank's own, not the mean; of
-        an optimizer of torch they are None.
+        After the backward pass, on every rank, once a step. A parameter whose gradient is missing or None gets a zero
+        gradient, so momentum and decay still move it; an optimizer of torch leaves it out. A warning names it.
+        Gradients can be read until the next forward pass, which sets them to zero. They are this rank's own, not the
+        mean; with an optimizer of torch they are None.
 
-        When step() returns, what a partner sends may still be on its way: with GossipGraD(), OverlappedAveraging() and
+        When step() returns, a partner's message may still be in flight. With GossipGraD(), OverlappedAveraging() and
         servers the module's parameters are not current before the next forward pass. To read them in between (an
         average over steps, AveragedModel(net)): state_dict(), which waits. To write them (to clip weights): settle()
         first, on all ranks; a write without it is a RuntimeError in the next call that names the parameter.
@@ -239,7 +239,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             self._look()
 
     def _check_parameters(self) -> None:
-        """RuntimeError: one was added, or put in another's place, after the module was wrapped: it would not train."""
+        """RuntimeError if a parameter was added or replaced after the module was wrapped: it would not train."""
         module = original(self.module)
         if [id(tensor) for tensor in module.parameters()] == self._identities:
             return
@@ -252,7 +252,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             )
 
     def _average_gradients(self) -> None:
-        """Gradients become the mean over the ranks, where a strategy sums them. Under MPI collective, before step()."""
+        """Make gradients the mean over the ranks, if the strategy sums them. Under MPI collective, before step()."""
         group = self._group
         if group.strategy.replicas_differ or agreement.alone(group.team):
             return
@@ -268,7 +268,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     # ---- the order of layers
 
     def _look(self) -> None:
-        """After a step in which the order was recorded: rank 0's becomes that of the arenas."""
+        """After a step that recorded the order: rank 0's becomes that of the arenas."""
         recorder, self._step.recorder = self._step.recorder, None
         step = self._done
         if recorder is not None:
@@ -281,9 +281,9 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._lay_out(self._group.agreed_order(own))
 
     def _lay_out(self, order: Sequence[int]) -> None:
-        """The arenas get another order of layers, unless they have it. Collective, between two steps, outside of run.
+        """Give the arenas another order of layers, unless they have it. Collective, between two steps, outside of run.
 
-        order: of all layers, their places as they are now.
+        order: of all layers, their current places.
         """
         if order == list(range(len(self._layers))):
             return
@@ -299,7 +299,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
                 one._step.early = {order.index(layer) for layer in early}
 
     def _leave_arenas(self) -> tuple[set[int] | None, bool, bool, dict[str, list[Any]]]:
-        """No view of them is left; what goes on in others: early, synchronised, warned, pending."""
+        """Remove all views of the arenas; returns the state to keep: early, synchronised, warned, pending."""
         step = self._step
         self._unhook_gradients()
         step.unbind()
@@ -315,7 +315,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         try:
             yield
         finally:
-            self._step.synchronised = before  # another one than before, where step() was called inside
+            self._step.synchronised = before  # `_step` is a new object if step() was called inside
 
     @property
     def rank(self) -> int:
@@ -334,8 +334,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step. To be set between two steps, to the same on all ranks; it stays then."""
-        if self._group.unfused:  # no AttributeError, for which torch.nn.Module would say another
+        """The rate of the next step. Set it between two steps, to one value on all ranks; it then stays."""
+        if self._group.unfused:  # not an AttributeError, because torch.nn.Module would replace it by another
             raise RuntimeError("learning_rate: is that of the torch optimizer's param_groups")
         return self._group.optimizer.rate(self._done)
 
@@ -349,14 +349,14 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._group.set_rate(rate)
 
     def counts(self) -> dict[str, Any]:
-        """What this rank has done: exposed_seconds, bytes_sent, messages_sent, skipped, clock_seconds, residue.
+        """Totals of this rank: exposed_seconds, bytes_sent, messages_sent, skipped, clock_seconds, residue.
 
         As of gossipgrad.Exchange.counts.
         """
         return self._group.counts(self._local)
 
     def _end_unused_step(self, call: str) -> None:
-        """A step that only a forward pass has begun is left: the next one begins it again."""
+        """Leave a step that only a forward pass has begun: the next one begins it again."""
         if not self._step.open:
             return
         if self._step.exchanged():
@@ -364,7 +364,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._step.leave()
 
     def _check_outside_of_run(self, call: str) -> None:
-        """RuntimeError: replicas train, and the call is one of all of them."""
+        """RuntimeError if replicas train, because the call is one of all of them."""
         if self._group.running:
             raise RuntimeError(f"{call} in the function that run calls; allowed: outside of run, between two of them")
 
@@ -373,7 +373,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return [one for one in self._group.members if not one._closed]
 
     def settle(self) -> None:
-        """Complete and mix what is in flight. Collective, between two steps.
+        """Complete and mix all exchanges in flight. Collective, between two steps.
 
         ValueError, on all ranks: they have made unequal numbers of steps. RuntimeError after close().
         """
@@ -444,7 +444,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return result
 
     def _mean_pending(self) -> dict[str, Any]:
-        """What statistics have changed since their last exchange, the mean over the ranks. Collective."""
+        """Mean over the ranks of the statistics' changes since their last exchange. Collective."""
         group = self._group
         own: list[dict[str, Any]] = []
         for one in self._members() if group.resting() else [self]:
@@ -463,10 +463,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return float(self._group.core.consensus_distance())
 
     def training_state(self) -> dict[str, Any]:
-        """All that this rank needs to go on to the bit: for torch.save, a file a rank. Collective.
+        """The state that this rank needs to continue to the bit: for torch.save, a file a rank. Collective.
 
-        It goes on on this rank, of as many ranks, under the same strategy; consensus_training_state() on all.
-        RuntimeError, on all ranks, where a rank has added up gradients that no step has taken: they are no part of it.
+        This state loads on this rank, with as many ranks, under the same strategy; consensus_training_state() on all.
+        RuntimeError, on all ranks, if a rank has summed gradients that no step has taken: the state lacks them.
         """
         self._begin_state("training_state")
         return self._own_state()
@@ -476,11 +476,11 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return self._state(rank_of(self), self._group.state(self._local), copies_of(self.state_dict()), own)
 
     def consensus_training_state(self) -> dict[str, Any]:
-        """One state for all ranks, which one file holds: of any number of them, under any strategy. Collective.
+        """One state for all ranks, in one file: for any number of ranks, under any strategy. Collective.
 
-        It has the consensus of weights and the means of the optimizer's moments, equal on all ranks. Where replicas
-        and moments are equal on all ranks, training goes on to the bit; else as from a common start. What compression
-        has not sent yet is not in it, nor the copies that partners have in common.
+        The state has the consensus of weights and the means of the optimizer's moments, equal on all ranks. If replicas
+        and moments are equal on all ranks, training continues to the bit; otherwise as from a common start. Not in the
+        state: unsent values of compression, and the copies that partners have in common.
         """
         self._begin_state("consensus_training_state")
         return self._state_of_all()
@@ -525,12 +525,12 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             )
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what training_state gave on this rank, or consensus_training_state on any. Collective.
+        """Continue from the training_state of this rank, or the consensus_training_state of any. Collective.
 
-        Gradients that were added up here are forgotten. A learning_rate that was set goes on, unless the optimizer here
-        has another lr or schedule. ValueError, on all ranks, where a rank's state is damaged, of another rank, number
-        of ranks, strategy, module, kind of optimizer with moments or other partners with copies for them, or where
-        steps differ; nothing has changed then.
+        Gradients summed here are forgotten. A learning_rate that was set stays, unless the optimizer here has another
+        lr or schedule. ValueError, on all ranks, if a rank's state is damaged or steps differ, and nothing has changed
+        then. So for a state of another rank, number of ranks, strategy, module, kind of optimizer with moments, or of
+        other partners with copies for them.
         """
         self._check_outside_of_run("load_training_state()")
         self._settle("load_training_state")
@@ -543,12 +543,12 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         core = self._group.core
         load_tensors(self.module, {**state["module"], **state.get("buffers", {})})
         consensus = _arrays(state["consensus"])
-        if self._local == 0:  # of all ranks, and before their arenas, since it sets outer weights too
+        if self._local == 0:  # for all ranks, and before their arenas, since it sets outer weights too
             core.load_consensus(consensus)
         zeros = {name: np.zeros_like(array) for name, array in consensus.items()}
         for name, kind in core.arenas().items():
             if kind != "gradient":
-                given = state["arenas"].get(name)  # None: of all ranks, where another strategy had none
+                given = state["arenas"].get(name)  # None: on all ranks, if another strategy had none
                 core.load_arena(
                     name, (consensus if kind == "outer" else zeros) if given is None else _arrays(given), self._local
                 )
@@ -568,14 +568,14 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return self._group.strategy.name
 
     def _go_on_at(self, step: int) -> None:
-        """Schedules go on at this step, with moments that are zero. Collective, between two steps."""
+        """Continue schedules at this step, with zero moments. Collective, between two steps."""
         self._settle("load_checkpoint")
         core = self._group.core
         core.step = self._done = step
         core.moments_since = step
 
     def _checked(self, state: Any) -> tuple[int, list[int]]:
-        """The step of a state that fits, and the order of its layers; ValueError: of one that does not."""
+        """The step of a fitting state, and the order of its layers; ValueError: it does not fit."""
         core = self._group.core
         step = check_state(
             state,
@@ -590,12 +590,11 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return step, order_of(state, [layer.key for layer in self._layers])
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write what the ranks did and when (trace= of wrap) for chrome://tracing or Perfetto. Collective.
+        """Write a timeline of all ranks (trace= of wrap) for chrome://tracing or Perfetto. Collective.
 
-        Between two steps; of replicas outside of run, for all of them. See gossipgrad.state.trace for what it shows. A
-        rank with more spans than trace= stores the newest; the file says how many are lost ("spans_lost", by rank).
-        What was recorded before the arenas last got another order of layers, in the first steps as a rule, is not in
-        it.
+        Between two steps; for replicas outside of run, for all of them. gossipgrad.state.trace describes the file. A
+        rank with more spans than trace= keeps the newest; the file counts the lost ones ("spans_lost", by rank).
+        A new order of layers in the arenas, usually in the first steps, discards earlier records.
         RuntimeError after close().
         """
         self._settle("write_trace")
@@ -619,10 +618,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._detach()
 
     def _detach(self, patience: float | None = None) -> None:
-        """What close does, without other ranks and also in the middle of a step; what is in flight stays so.
+        """The work of close, without other ranks and also in the middle of a step; exchanges in flight stay so.
 
-        patience   seconds that the group waits for other ranks where it ends, for its end settles as well; None: those
-                   of its team, after a settle that has been waited for.
+        patience   seconds that the group waits for other ranks at its end, which settles as well; None: those of its
+                   team, after a completed settle.
         """
         if patience is not None:
             self._group.team.timeout = patience
@@ -666,7 +665,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
 
 
 class _reason:
-    """Adds to the error of a wait that does not end why a loop of the user's makes others wait."""
+    """Adds advice to the error of a wait that does not end: why a user's loop makes others wait."""
 
     def __enter__(self) -> None:
         pass
@@ -707,33 +706,34 @@ def wrap(
             model.step()
 
     module       a torch.nn.Module with float32 parameters on the CPU, the same on all ranks; a torch.compiled one too.
-                 All ranks begin with rank 0's parameters and buffers. Those that train (requires_grad) become views of
-                 the core's memory: the same Parameter objects, without a copy. So do their gradients, but for those of
-                 16384 elements and more, which are read where autograd has them. Frozen ones stay as they are.
-                 On a CUDA device (all that trains on one; move the module before) parameters stay there: gradients and
-                 weights are copied through pinned memory of the host, beside the computing. This has been tested with
-                 a stand-in for the device only; it has not run on a GPU.
+                 All ranks begin with rank 0's parameters and buffers. Trainable parameters (requires_grad) become views
+                 of the core's memory: the same Parameter objects, without a copy. So do their gradients, except those
+                 of 16384 elements and more, which stay in autograd's memory. Frozen parameters stay as they are.
+                 On a CUDA device (all trainable parameters on one; move the module first) parameters stay there.
+                 Gradients and weights are copied through pinned memory of the host, beside the computing. This has been
+                 tested with a stand-in for the device only; it has not run on a GPU.
     optimizer    of gossipgrad: fused with the exchange, as gg.SGD(lr=0.1) or gg.Adam(); None: SGD(lr=0.01,
-                 momentum=0.9). Or a torch.optim one of the module's parameters: slower, because each rank's step is
-                 made first, and what it changed is then exchanged like the gradient of an SGD with a rate of 1.
+                 momentum=0.9). Or a torch.optim one of the module's parameters. That is slower: each rank's step is
+                 made first, and its changes are then exchanged like the gradient of an SGD with a rate of 1.
     strategy     None: GossipGraD(). `gg.AllReduce()` computes what DistributedDataParallel does. Strategies compute
-                 what they do in a Trainer. Only asynchronous servers (ParameterServer) differ, from their first
-                 exchange on: they answer when their process comes to look for requests, which hooks of a module do at
-                 other moments than a Trainer, so changes are added in another order.
+                 as in a Trainer. Only asynchronous servers (ParameterServer) differ, from their first exchange on: a
+                 server answers when its process looks for requests, which a module's hooks do at other moments than a
+                 Trainer. So changes are added in another order.
     comm         None: the ranks of mpiexec; or a communicator of mpi4py. For several ranks in one process there is
                  gg.torch.replicas.
     groups       parameters with settings of their own, as torch.optim's param_groups: a list of dicts with "params" and
-                 any of "lr", "weight_decay" and, of SGD and LARS, "momentum": groups=[{"params": net.head.parameters(),
-                 "lr": 0.1}]. What a group does not set, and parameters in none, have from the optimizer. Schedules, and
-                 model.learning_rate, change all rates by the same factor. no_decay of the optimizer comes first.
+                 any of "lr", "weight_decay" and, for SGD and LARS, "momentum": groups=[{"params":
+                 net.head.parameters(), "lr": 0.1}]. Other settings, and those of parameters in no group, are the
+                 optimizer's. Schedules, and model.learning_rate, change all rates by the same factor. no_decay of the
+                 optimizer comes first.
     overlap      True: a layer is exchanged as soon as its gradient is there, while the backward pass goes on. False:
                  all in step(), so that gradients may be changed before (clip_grad_norm_, gradient penalties by two
                  backward passes), and a pass may read weights beside their gradients (layer.weight.detach()).
     compression, seed, timeout, network, trace   as of gossipgrad.Trainer. With timeout= a rank that does not come, for
                  example because it skipped a step, is an error on those that wait.
 
-    What only a Trainer has is refused: shuffle_samples and dedicated of strategies, schedules with total="auto", which
-    want a number of steps here, and Plateau, in place of which model.learning_rate is set.
+    Options of a Trainer alone are refused: shuffle_samples and dedicated of strategies, schedules with total="auto",
+    which need a number of steps here, and Plateau; set model.learning_rate in place of it.
 
     The running mean and variance of batch normalisation are exchanged as the strategy exchanges weights; other buffers,
     of all kinds, are each rank's own after the first. With strategies that average gradients SyncBatchNorm has the

@@ -1,1 +1,1 @@
-"""What stands between gossipgrad.Trainer and the compiled core: replicas, the loop of fit, evaluation, checkpoints."""
+"""The layer between gossipgrad.Trainer and the compiled core: replicas, the loop of fit, evaluation, checkpoints."""

@@ -1,26 +1,29 @@
-"""Which algorithm computes each pass of each convolution, where that is measured: the same on all ranks.
+"""Measured algorithms for each pass of each convolution, the same on all ranks.
 
 Without measuring, the core's cost model chooses (csrc/nn/cost.h), and nothing here is used.
 
-A convolution is described by sixteen numbers: batch, channels, height and width of its input, channels of its output,
-both paddings, whether it has a bias and a ReLU, its window, strides, dilations and groups. On a CPU those with windows
-of 3 x 3 or 5 x 5 are measured, and where it has AMX and the images lie in blocks of sixteen channels all of at least
-that many whose strides are 1 or 2, and in bfloat16 those of up to four channels; in bfloat16, where it multiplies that
-faster in vector registers, all whose images lie alike before and behind them, and where it has no AMX all whose
-channels fill vectors less than its samples do; on a GPU all of them, by the algorithms that cuDNN has for them in this
-precision, in TF32 with few channels by own kernels as well.
-Rank 0 measures those that neither the checkpoint nor the cache knows: of a training step all passes, those with the
-most operations first, within a budget; of an evaluation the forward pass, and only where so many batches follow that it
-pays. The cost model chooses for what has not been measured.
+Sixteen numbers describe a convolution: batch, channels, height and width of its input, channels of its output, both
+paddings, flags for bias and ReLU, its window, strides, dilations and groups. These are measured:
 
-Before that, which of two tables is asked first for all operations of a training step, and so in which layout its
-activations lie, is measured as a whole, reorders included: a few steps with each order. Unless one is CLEAR times as
-fast, the convolutions are measured in the layouts of both, and then the steps again, with the fastest algorithms of
-either, if there is time for that. Where it does not suffice for a step with each, or the memory does not, the cost
-model decides, and the report says why.
+- on a CPU: windows of 3 x 3 or 5 x 5;
+- with AMX, if the images lie in blocks of sixteen channels: all with at least sixteen channels and strides of 1 or 2;
+in
+  bfloat16 also those of up to four channels;
+- in bfloat16, if the CPU multiplies it faster in vector registers: all whose images have one layout before and after;
+  without AMX also all whose channels fill vectors less than the samples do;
+- on a GPU: all, by cuDNN's algorithms in this precision, and in TF32 with few channels by own kernels as well.
 
-The budget is SECONDS at most and, on a CPU, SHARE of the run. The cache holds times, and also that a budget did not
-suffice.
+Rank 0 measures convolutions that neither the checkpoint nor the cache knows. For a training step it measures all
+passes, those with the most operations first, within a budget. For an evaluation it measures the forward pass, only if
+enough batches follow. The cost model chooses for the rest.
+
+Before that, the order of the two tables of operations is measured as a whole, reorders included: a few steps with each
+table first, which also decides the layout of activations. Unless one order is CLEAR times as fast, the convolutions are
+measured in the layouts of both. Then the steps are measured again with the fastest algorithms of either, if time
+allows. If time or memory does not suffice for a step with each, the cost model decides, and the report has the reason.
+
+The budget is SECONDS at most and, on a CPU, SHARE of the run. The cache holds times, and records of insufficient
+budgets.
 """
 
 from __future__ import annotations
@@ -48,14 +51,14 @@ PASSES = ("forward", "weights", "data")
 ACCURACY = {"direct": 0, "widened": 0, "turned": 0, "split": 0, "tiled": 0}
 ACCURACY |= {"winograd2": 1, "turned2": 1, "winograd4": 2, "turned4": 2, "winograd6": 3, "turned6": 3}
 HARDLY_MORE = 1.03
-KERNELS = 19  # raised with kernels or candidates of convolutions: times of other ones are measured anew
-SECONDS = 20.0  # after which nothing further is begun
+KERNELS = 19  # raised with every change of kernels or candidates of convolutions: old times are then invalid
+SECONDS = 20.0  # after these no further measurement begins
 SHARE = 0.1  # of a run
-LEAST_STEPS = 30  # of a run that is worth the one or two steps by which its length is estimated
+LEAST_STEPS = 30  # min steps of a run that is worth the one or two steps for estimating its length
 LOCK_SECONDS = 5.0  # to wait for another process that writes the cache
-PARTS = 8  # in which convolutions are measured, so that a bar moves
-CLEAR = 2.5  # Winograd's convolutions may make more than twice as fast a step of which the rule expects nothing
-PATIENCE = 0.25  # of a timeout of the ranks that wait meanwhile, at most
+PARTS = 8  # pieces of measuring convolutions, so that a bar moves
+CLEAR = 2.5  # with Winograd's convolutions a step can be more than twice as fast although the rule expects no gain
+PATIENCE = 0.25  # max share of the timeout of the waiting ranks
 PAYS = 100  # full batches of an evaluation: measuring runs each candidate about ten times
 _IMAGE = ("batch", "channels", "height", "width")
 _WINDOW = ("window", "window_width", "stride_height", "stride_width", "dilation_height", "dilation_width", "groups")
@@ -63,23 +66,24 @@ _FIELDS = (*_IMAGE, "filters", "padding_height", "padding_width", "bias", "relu"
 
 
 def cache_path() -> str:
-    """$XDG_CACHE_HOME/gossipgrad/algorithms.json; ~/.cache where that is not set."""
+    """$XDG_CACHE_HOME/gossipgrad/algorithms.json; ~/.cache if that is not set."""
     return os.path.join(cache_folder(), "algorithms.json")
 
 
 def wanted(device: str, precision: str) -> bool:
-    """Whether to measure where a trainer does not say: as $GOSSIPGRAD_TUNE (0 or 1) says; else on a GPU, unless its
-    bits are to be the same in every run."""
+    """Default for measuring if a trainer gives none: $GOSSIPGRAD_TUNE (0 or 1); else on a GPU, unless its bits must
+    repeat in every run.
+    """
     said = os.environ.get("GOSSIPGRAD_TUNE", "")
     return said != "0" if said else device.startswith("cuda") and precision != "exact"
 
 
 class Budget:
-    """Seconds for measuring, which run from the first question on.
+    """Seconds for measuring, counted from the first question on.
 
-    timeout  seconds after which others give up waiting; 0: they wait for ever, or there are none.
+    timeout  seconds after which other ranks give up waiting; 0: they wait for ever, or there are none.
     steps    of the run; None: not known.
-    step     gives the seconds of one.
+    step     returns the seconds of one step.
     """
 
     def __init__(self, timeout: float = 0.0, steps: int | None = None, step: Callable[[], float] | None = None) -> None:
@@ -101,7 +105,7 @@ class Budget:
 
 
 def machine(isa: str, backend: str, threads: int, dtype: str) -> str:
-    """What the times in the cache are of."""
+    """Key of the machine whose times the cache holds."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         found: dict[str, str] = {}
@@ -115,7 +119,7 @@ def machine(isa: str, backend: str, threads: int, dtype: str) -> str:
 
 
 def gpu(facts: Record, device: str, dtype: str, precision: str) -> str:
-    """The same of a GPU. facts: what `gossipgrad info` says of the GPUs and their libraries."""
+    """Key of a GPU whose times the cache holds. facts: about the GPUs and their libraries, from `gossipgrad info`."""
     number = device.partition(":")[2] or "0"
     name = str(facts.get(f"cuda:{number}", "unknown")).partition(", peer access")[0]
     libraries = f"cuDNN {facts.get('cudnn', 'unknown')}, CUDA {facts.get('runtime', 'unknown')}"
@@ -127,7 +131,7 @@ def _text(key: Key) -> str:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """The cache; empty where there is none, or none that can be read: it is measured again then."""
+    """The cache; empty if missing or unreadable: then everything is measured again."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         found = json.loads(content(path))
         if isinstance(found, dict):
@@ -141,7 +145,7 @@ def _entries(cache: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _locked(folder: str) -> int | None:
-    """None: somebody has had the lock for LOCK_SECONDS, perhaps a process that was stopped."""
+    """A locked handle; None: another process has held the lock for LOCK_SECONDS, perhaps a stopped one."""
     begun = time.monotonic()
     while (lock := locked_folder(folder)) is None and time.monotonic() - begun < LOCK_SECONDS:
         time.sleep(0.01)
@@ -149,13 +153,13 @@ def _locked(folder: str) -> int | None:
 
 
 def _add(path: str, where: str, entries: dict[str, Any]) -> None:
-    """Put these into the cache, beside what is there by now: other processes write to it as well."""
-    with contextlib.suppress(OSError):  # a read-only home: measured again by the next process
+    """Add entries to the cache, beside its current ones: other processes write to it as well."""
+    with contextlib.suppress(OSError):  # a read-only home: the next process measures again
         lock = _locked(os.path.dirname(path))
         try:
             cache = _read(path)
             cache[where] = _entries(cache, where) | entries
-            with written(path) as file:  # in place of anything, a named pipe too
+            with written(path) as file:  # replaces anything, also a named pipe
                 file.write(json.dumps(cache, indent=0).encode())
         finally:
             if lock is not None:
@@ -167,7 +171,7 @@ def _number(value: Any) -> bool:
 
 
 def _times(value: Any, known: Callable[[str], bool]) -> bool:
-    """Seconds of at least one, by names that are known?"""
+    """True for seconds of at least one known name."""
     return isinstance(value, dict) and bool(value) and all(known(key) and _number(value[key]) for key in value)
 
 
@@ -184,8 +188,9 @@ def _sound(seconds: Any) -> bool:
 def measured(
     wanted: list[Key], passes: tuple[str, ...], measure: Measure, where: str, path: str, own: Measured | None = None
 ) -> Measured:
-    """The times of these convolutions: those that this trainer has, its own, then those of the cache; what neither has
-    of these passes is measured, and then in the cache. `own` is in the result, whatever is wanted."""
+    """The times of these convolutions: this trainer's own, then those of the cache. Missing ones of these passes are
+    measured and stored in the cache. The result always includes `own`.
+    """
     read: Measured = {}
     for text, seconds in _entries(_read(path), where).items():
         with contextlib.suppress(ValueError):
@@ -194,7 +199,7 @@ def measured(
                 read[key] = seconds
     own = own or {}
     known = read | own
-    # A first layer's "data" is not computed: its convolution is known without.
+    # A first layer's "data" is not computed: its convolution is complete without.
     missing = [key for key in wanted if not set(passes) - {"data"} <= set(known.get(key, {}))]
     fresh: Measured = {}
     for key, one, algorithm, took in measure(missing) if missing else ():
@@ -214,9 +219,10 @@ def tables(
     own: list[Record],
     budget: Budget,
 ) -> list[Record]:
-    """What a report says of the order of tables: `own`, and the seconds of a step with each table first for this batch,
-    from the cache or measured. network: what tells it from others. Where measuring gives none, but a reason, that; the
-    cache has it, and it is tried again with twice the budget."""
+    """The report's entries on the order of tables: `own`, and the seconds of a step with each table first for this
+    batch, from the cache or measured. network: distinguishes it from others. A failed measurement gives its reason
+    instead; the cache stores it, and it is tried again with twice the budget.
+    """
     if any(one["batch"] == batch for one in own):
         return own
     where, key = f"{where}, first table", f"{network} {batch}"
@@ -235,16 +241,17 @@ def tables(
 
 
 def _failed(value: Any) -> bool:
-    """A measurement that the cache says to have failed, and with which budget?"""
+    """True for a failed measurement of the cache, with its budget."""
     return isinstance(value, dict) and isinstance(value.get("reason"), str) and isinstance(value.get("budget"), float)
 
 
 def compared(
     steps: Callable[..., tuple[dict[str, float], str]], choices: Callable[[str, float], list[Choice]], budget: Budget
 ) -> tuple[dict[str, float], str]:
-    """Seconds of a step with each table first, or why there are none. steps: measures them within so many seconds, and
-    with the algorithms of each table, in the order in which it names them, where these are given; choices: measures
-    those of a table, begun within so many seconds. All within the budget."""
+    """Seconds of a step with each table first, or the reason for none. steps: measures them within the given seconds,
+    with the algorithms of each table, in its order of names, if given. choices: measures the algorithms of a table,
+    begun within the given seconds. All within the budget.
+    """
     modelled, reason = steps(budget.left())
     if not modelled or max(modelled.values()) > CLEAR * min(modelled.values()):
         return modelled, reason
@@ -255,19 +262,22 @@ def compared(
 
 
 def ordered(described: Iterable[Record]) -> list[Record]:
-    """What a report says of the order of tables."""
+    """The report's entries on the order of tables."""
     return [one for one in described if "table" in one]
 
 
 def first_tables(described: Iterable[Record]) -> list[tuple[int, str]]:
-    """What the core is told of it: batch sizes, and the table that is asked first; not what the cost model decides."""
+    """The core's form of measured orders: batch sizes, and the table that comes first; decisions of the cost model are
+    left out.
+    """
     return [(int(one["batch"]), str(one["table"])) for one in ordered(described) if one["table"] is not None]
 
 
 def fastest(seconds: Seconds) -> tuple[str, str, str]:
-    """Of each pass the algorithm with the shortest time, or a more accurate one that takes hardly more; where nothing
-    was measured direct, or widened if that was a candidate of another pass and this CPU multiplies bfloat16 slower than
-    float32."""
+    """For each pass the algorithm with the shortest time, or a more accurate one that takes hardly more. Without
+    measurements: direct; or widened if that was a candidate of another pass and this CPU multiplies bfloat16 slower
+    than float32.
+    """
     widened = any("widened" in times for times in seconds.values())
     rule = "widened" if widened and not environment.core_info()["bfloat16_is_fast"] else "direct"
 
@@ -281,7 +291,7 @@ def fastest(seconds: Seconds) -> tuple[str, str, str]:
 
 
 def report(found: Measured) -> list[dict[str, Any]]:
-    """What was chosen, and what each candidate took, in terms of JSON."""
+    """The choice, and the time of each candidate, in terms of JSON."""
     return [
         {
             **dict(zip(_FIELDS, key, strict=True)),
@@ -293,7 +303,7 @@ def report(found: Measured) -> list[dict[str, Any]]:
 
 
 def _key(one: dict[str, Any]) -> Key:
-    """Of an entry of a report. Older ones do not name all of a window: 3 x 3, or square, and else all 1."""
+    """The key of a report's entry. Older entries lack parts of a window: 3 x 3, or square, and all others 1."""
     size = one.get("window", 3)
     window = dict.fromkeys(_WINDOW, 1) | {"window": size, "window_width": size}
     return tuple(int((window | one)[field]) for field in _FIELDS)
@@ -305,7 +315,7 @@ def known(described: Iterable[dict[str, Any]]) -> Measured:
 
 
 def choices(described: Iterable[dict[str, Any]]) -> list[Choice]:
-    """What the core is told, from a report. KeyError, TypeError, ValueError: it is none."""
+    """The core's choices from a report. KeyError, TypeError, ValueError: it is none."""
     made = []
     for one in described:
         if "table" in one:

@@ -1,4 +1,4 @@
-"""What of a saved state goes on under the settings of here: pure functions of settings in terms of JSON."""
+"""Parts of a saved state that remain valid under the current settings: pure functions of settings in terms of JSON."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from gossipgrad import strategies
 from gossipgrad.model import Arrays
 from gossipgrad.optim import Optimizer
 
-RESIDUE = "residue"  # the arena of what compression has not sent yet
+RESIDUE = "residue"  # the arena of compression's unsent values
 _PARTNERS = ("strategy", "topology", "rotate", "permutations")
 _MIXING = ("push_sum", "slices", "hierarchical", "ranks_per_node")
 
 
 def partner_keys(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The settings that say which partners a rank has: where few permutations take turns, the seed draws them."""
+    """The settings that determine a rank's partners: if few permutations take turns, the seed draws them."""
     return _PARTNERS if settings.get("permutations") is None else (*_PARTNERS, "seed")
 
 
 def begun_anew(saved: Mapping[str, Any], here: Mapping[str, Any], kinds: Mapping[str, str]) -> set[str]:
-    """Names of the arenas of here that do not go on from a state of these settings.
+    """Names of the current arenas that cannot continue from a state of the saved settings.
 
-    Moments are those of one kind of optimiser, and copies those of a rank's partners.
+    Moments belong to one kind of optimiser, and copies to a rank's partners.
 
-    kinds   of the arenas of here, by name.
+    kinds   of the current arenas, by name.
     """
     names: set[str] = set()
     if saved.get("optimizer") != here.get("optimizer"):
@@ -38,12 +38,12 @@ def begun_anew(saved: Mapping[str, Any], here: Mapping[str, Any], kinds: Mapping
 
 
 def mix_alike(saved: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
-    """Do as many ranks mix by one schedule, so that push-sum's scalars go on?"""
+    """True if as many ranks mix by one schedule, so that push-sum's scalars stay valid."""
     return all(saved.get(key) == here.get(key) for key in (*partner_keys(here), *_MIXING))
 
 
 def residues_differ(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """Why a residue under the one settings means nothing under the other; None: it does."""
+    """The reason why a residue of one settings is invalid under the other; None: it is valid."""
     names = saved["strategy"], here["strategy"]
     theirs, ours = (strategies.BY_NAME[name].residue for name in names)
     if theirs != ours:
@@ -58,17 +58,16 @@ def residues_differ(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | 
 def of_other_ranks(
     strategy: str, consensus: Arrays, parts: Iterable[Mapping[str, Arrays]], kinds: Mapping[str, str], ranks: int
 ) -> dict[str, Arrays]:
-    """What every rank begins with on another number of them: the consensus weights, and of the rest the mean.
+    """The common start on another number of ranks: the consensus weights, and the means of the other arenas.
 
-    A residue holds the rank's share of what was to be sent, so ranks divide the sum of residues among themselves, and
-    all of it will still arrive. What only one rank or two have in common is left out: the state that layers carry, and
-    copies of partners. So is the residue of a rank that moves a centre, which goes on without what the rank has learnt
-    alone.
+    A residue holds the rank's share of unsent values, so ranks divide the sum of residues among themselves, and all of
+    it is still sent. Arenas of one rank or two alone are left out: the state that layers carry, and copies of partners.
+    So is the residue of a rank that moves a centre; the centre continues without the rank's own progress.
 
-    strategy   the name of that which was saved.
+    strategy   the name of the saved one.
     parts      each rank's arenas, of those that trained, one after the other.
-    kinds      of the arenas of here, by name.
-    ranks      how many train here.
+    kinds      of the current arenas, by name.
+    ranks      the number that train here.
     """
     kept = {"moment", "outer", "outer moment"}
     if strategies.BY_NAME[strategy].residue != strategies.ParameterServer.residue:
@@ -84,12 +83,13 @@ def of_other_ranks(
                     total += array
     made: dict[str, Arrays] = {"weight": consensus}
     for arena, totals in sums.items():
-        divisor = ranks if arena == RESIDUE else count  # a base, which has a residue's kind, is weights
+        divisor = ranks if arena == RESIDUE else count  # a base is weights, although of a residue's kind
         made[arena] = {name: (total / divisor).astype(np.float32) for name, total in totals.items()}
     return made
 
 
 def rates_alike(saved: Mapping[str, Any], optimizer: Optimizer) -> bool:
-    """Has the optimiser the lr and the schedule of these settings? A learning rate that was set goes on only there."""
+    """True if the optimiser has the lr and the schedule of these settings: only then a learning rate that was set
+    stays."""
     here = {"lr": optimizer.lr, **optimizer.timing.settings()}
     return all(saved.get(key) == value for key, value in here.items())

@@ -1,4 +1,4 @@
-"""The batches of a fit: how large they are, and how many steps an epoch of them has."""
+"""The batches of a fit: their size, and the steps of an epoch."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-USUAL = 64  # samples a rank and step, unless fit is told
+USUAL = 64  # samples a rank and step, by default
 
 
 def _shard(sizes: Sequence[int], sharded: bool, drop_last: bool) -> tuple[str, int]:
-    """Which shard limits the size of batches, and its samples."""
+    """The shard that limits the size of batches, and its samples."""
     return ("largest", max(sizes)) if sharded and not drop_last else ("smallest", min(sizes))
 
 
 def batch_for(usual: int, sizes: Sequence[int], sharded: bool = False, drop_last: bool = False) -> int:
-    """The usual size of batches, or that of the shard which limits it."""
+    """The usual size of batches, or that of the limiting shard."""
     return max(1, min(usual, _shard(sizes, sharded, drop_last)[1]))
 
 
 def check_batch(sizes: Sequence[int], batch_size: int, sharded: bool = False, drop_last: bool = False) -> None:
     """ValueError unless every rank's shard has a sample, and the smallest one a batch.
 
-    With `sharded` the largest one, unless all batches are to be full (`drop_last`).
+    With `sharded` the largest one must have a batch, unless all batches are to be full (`drop_last`).
     """
     if min(sizes) < 1:
         raise ValueError(f"train has {sum(sizes)} samples for {len(sizes)} ranks; allowed: at least one a rank")
@@ -37,17 +37,18 @@ def check_batch(sizes: Sequence[int], batch_size: int, sharded: bool = False, dr
 
 @dataclass
 class Batches:
-    """Those that a fit trains in from here on."""
+    """The batches of a fit from here on."""
 
     size: int  # samples a rank and step
     sizes: list[int]  # samples of each rank that trains
     sharded: bool  # every rank has brought its own part
     drop_last: bool
-    streams: bool  # each sample goes on where the one before it ends
+    streams: bool  # each sample continues the one before it
 
     @property
     def steps(self) -> int:
-        """Of a whole epoch: the largest shard is trained on once; where all batches are full, those of the smallest."""
+        """Steps of a whole epoch: the largest shard is trained on once; with full batches alone, those of the
+        smallest."""
         return min(self.sizes) // self.size if self.drop_last else math.ceil(max(self.sizes) / self.size)
 
     def check(self, size: int) -> None:

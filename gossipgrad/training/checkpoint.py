@@ -1,4 +1,4 @@
-"""Saving and restoring a trainer: what of it goes into a checkpoint, and what fits here. Every function is collective.
+"""Saving and restoring a trainer: the content of a checkpoint, and its checks. Every function is collective.
 
 state/checkpoint_files.py knows the files.
 """
@@ -32,7 +32,7 @@ def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     team = replicas.team
     replicas.core.exchange.settle()
     step = replicas.core.exchange.step
-    position = replicas.where_in_epoch()  # before what is sent to write it
+    position = replicas.where_in_epoch()  # before messages of the save
     state = files.state_name(step, team.broadcast(os.urandom(4)))
     with contextlib.ExitStack() as stack:
 
@@ -45,7 +45,7 @@ def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         try:
             with clocks.standing(team) as times:
                 _write(replicas, path, state, step, position, times)
-        except CheckpointError:  # of all ranks, none of which writes any more
+        except CheckpointError:  # raised on all ranks, so none writes any more
             if team.rank == 0:
                 files.discard(path, state)
             raise
@@ -54,7 +54,7 @@ def save(replicas: Replicas, path: str | os.PathLike[str]) -> None:
 def _write(
     replicas: Replicas, path: str, state: str, step: int, position: Record | None, times: list[clocks.Clock]
 ) -> None:
-    """The files of a save whose folder is there."""
+    """Write the files of a save whose folder exists."""
     team = replicas.team
     digests: list[str] = []
 
@@ -94,7 +94,7 @@ def _write(
 
 
 def _apoptosis(replicas: Replicas) -> Record | None:
-    """How far apoptosis has come, and what has left; None: it has not begun."""
+    """The progress of apoptosis, and the units that have left; None: it has not begun."""
     course, report = replicas.course, replicas.history.apoptosis
     if course is None and not report:
         return None
@@ -102,7 +102,7 @@ def _apoptosis(replicas: Replicas) -> Record | None:
 
 
 def _read_apoptosis(saved: Record | None) -> Record | None:
-    """What _apoptosis described; KeyError, TypeError, ValueError: another thing."""
+    """The result of _apoptosis; KeyError, TypeError, ValueError: another thing."""
     if saved is not None and saved["course"] is not None:
         Course.of(Apoptosis(), saved["course"])
     return None if saved is None else {"course": saved["course"], "report": dict(saved["report"])}
@@ -122,7 +122,7 @@ def _optional(check: Callable[..., Any], argument: str, described: Any, *limits:
 
 
 def _settings(described: Any) -> Record:
-    """Settings that a trainer is made of; an exception of any kind: these are none."""
+    """Settings of a trainer; an exception of any kind: these are none."""
     settings = dict(described)
     strategies.from_settings(settings)
     optim.from_settings(settings)
@@ -136,7 +136,7 @@ def _settings(described: Any) -> Record:
 
 
 def _algorithms(described: Any) -> list[Record] | None:
-    """What can be understood; KeyError, TypeError, ValueError: this cannot."""
+    """The algorithms, if understood; KeyError, TypeError, ValueError: otherwise."""
     if described is None:
         return None
     algorithms.choices(described)
@@ -145,7 +145,7 @@ def _algorithms(described: Any) -> list[Record] | None:
 
 
 def _position(saved: Record | None) -> Record | None:
-    """What where_in_epoch gave; KeyError, TypeError, ValueError: another thing."""
+    """The result of where_in_epoch; KeyError, TypeError, ValueError: another thing."""
     if saved is None:
         return None
     names = ("epoch", "step", "steps", "begun", "left", "batch_size", "paused_at")
@@ -155,32 +155,32 @@ def _position(saved: Record | None) -> Record | None:
     return {**numbers, "done": [int(one) for one in saved["done"]], "counts": [dict(one) for one in saved["counts"]]}
 
 
-# What says which samples of an epoch a rank has trained on so far: in the middle of one it stays.
+# Settings that determine the samples a rank has trained on in an epoch: they stay within an epoch.
 _DIVIDES = ("train_samples", "shuffle", "drop_last", "shard", "seed", "shuffle_samples")
 
 
 @dataclass
 class Saved:
-    """What a checkpoint says of itself."""
+    """The description in a checkpoint."""
 
     net: Model
     ranks: int
     step: int
     epoch: int
-    fit_began: int  # epochs done when the fit that saved it began; 0 where it does not say
+    fit_began: int  # epochs done when the fit that saved it began; 0 if unknown
     epochs: list[Record]
     settings: Record
-    classes: list[str] | None  # the names, of a text the characters; None: not known, or not saved then
+    classes: list[str] | None  # the names, for a text the characters; None: unknown, or not saved then
     learning_rate: float | None  # set by hand or by a plateau; None: by the schedule
     optimizer: str
     moments_since: int
-    push_sum_since: int  # 0 where it does not say
+    push_sum_since: int  # 0 if unknown
     apoptosis: Record | None
     batch_size: int | None  # set by hand; None: that of the settings
     batch_changes: list[Record]
     position: Record | None  # in the middle of an epoch; None: between two
-    algorithms: list[Record] | None  # None: saved before there were any to choose
-    times: list[clocks.Clock]  # of a virtual cluster; [] of another, or saved before they were
+    algorithms: list[Record] | None  # None: of a version without choices
+    times: list[clocks.Clock]  # of a virtual cluster; [] otherwise, or of a version without
 
     @classmethod
     def of(cls, name: str, description: dict[str, Any]) -> Saved:
@@ -212,11 +212,11 @@ class Saved:
 
     @property
     def workers(self) -> int:
-        """How many of the ranks trained, the first ones."""
+        """The number of ranks that trained, the first ones."""
         return strategies.from_settings(self.settings).workers(self.ranks)
 
     def check(self, name: str, replicas: Replicas) -> None:
-        """CheckpointError unless it is of the same network, which may have shrunk, and can go on with these ranks."""
+        """CheckpointError unless it is of the same network, perhaps shrunk, and these ranks can continue from it."""
         net = replicas.net
         if not (net.same_network(self.net) or replicas.born.same_network(self.net.resized(self.net.born))):
             raise CheckpointError(
@@ -232,18 +232,18 @@ class Saved:
 
 
 def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
-    """Go on from a checkpoint of the same network. What has left the network stays away.
+    """Continue from a checkpoint of the same network. Units that have left stay away.
 
-    On another number of ranks all begin with what arenas.of_other_ranks gives.
+    On another number of ranks all begin with the result of arenas.of_other_ranks.
 
-    Moments are those of one kind of optimiser: where the checkpoint is of another, they begin at zero, and Adam counts
-    its updates from here. A residue goes on with other options of compression, too, if all of it will still be sent.
+    Moments belong to one kind of optimiser. From a checkpoint of another kind they begin at zero, and Adam counts its
+    updates from here. A residue stays under other options of compression, too, if all of it will still be sent.
     """
     name = os.fspath(path)
     team = replicas.team
     found: list[tuple[Saved, Arrays, list[dict[str, Arrays]]]] = []
     checksums: list[str] = []
-    residues: set[bool] = set()  # has a rank's file one?
+    residues: set[bool] = set()  # of each rank: True if its file has one
 
     def load() -> None:
         weights, description = files.read(name)
@@ -296,7 +296,7 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     mixing.go_on(exchange, team.local, consensus, saved.push_sum_since, saved.settings, here, same_ranks)
     _restore_rate(replicas, saved)
     _restore_batches(replicas, saved)
-    # What was fastest in one type on one kind of device is not so in another, whose bits are others anyway. Before the
+    # The fastest algorithms depend on type and kind of device, and other ones have other bits anyway. Before the
     # first step nothing has been chosen.
     alike = _computing(saved.settings, here) == _computing(here, here)
     if alike and saved.algorithms is not None and (saved.algorithms or saved.step > 0):
@@ -314,13 +314,14 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
 
 
 def _computing(settings: dict[str, Any], otherwise: dict[str, Any]) -> tuple[Any, ...]:
-    """What the algorithms of convolutions depend on: type, precision and kind of device; `otherwise` where unknown."""
+    """The settings that algorithms of convolutions depend on: type, precision and kind of device; `otherwise` if
+    unknown."""
     dtype, precision, device = (settings.get(key, otherwise[key]) for key in ("dtype", "precision", "device"))
     return dtype, precision, device.partition(":")[0]
 
 
 def _restore_apoptosis(replicas: Replicas, saved: Saved) -> None:
-    """The rule and the history of events go on."""
+    """Restore the rule and the history of events."""
     found = saved.apoptosis or {}
     replicas.history.apoptosis = found.get("report") or {}
     if replicas.apoptosis is not None and found.get("course") is not None:
@@ -341,7 +342,7 @@ def _checked(net: Model, arrays: Arrays, where: str) -> Arrays:
 
 
 def _check_residue(replicas: Replicas, saved: Saved, residue: Arrays, where: str) -> None:
-    """CheckpointError where a rank's residue means something else here. What travels whole takes its residue along."""
+    """CheckpointError if a rank's residue has another meaning here. Parameters sent whole take their residue along."""
     compression = replicas.compression
     if not residue or compression is None or RESIDUE not in replicas.core.exchange.arenas():
         return
@@ -351,8 +352,8 @@ def _check_residue(replicas: Replicas, saved: Saved, residue: Arrays, where: str
 
 
 def _restore_exchange(replicas: Replicas, saved: Record) -> None:
-    """Where "auto" may choose, what was exchanged before goes on, whatever these ranks share."""
-    if "exchange" in saved:  # before there was "auto"
+    """If "auto" may choose, restore the saved choice, whatever these ranks share."""
+    if "exchange" in saved:  # older checkpoints have no "auto"
         saved.setdefault("exchange_used", saved["exchange"])
     used = saved.get("exchange_used")
     if (
@@ -364,13 +365,13 @@ def _restore_exchange(replicas: Replicas, saved: Record) -> None:
 
 
 def _restore_rate(replicas: Replicas, saved: Saved) -> None:
-    """A rate that was set goes on, unless another lr or schedule is wanted from here on, which is warned of."""
+    """Restore a rate that was set, unless another lr or schedule is given here, which a warning tells."""
     same = arenas.rates_alike(saved.settings, replicas.optimizer)
     replicas.set_rate = saved.learning_rate if same else None
 
 
 def _check_position(name: str, saved: Saved, replicas: Replicas) -> None:
-    """CheckpointError where training cannot go on in the middle of the epoch that it was saved in."""
+    """CheckpointError if training cannot continue in the middle of the saved epoch."""
     if saved.position is None:
         return
     here = replicas.settings()
@@ -388,7 +389,7 @@ def _check_position(name: str, saved: Saved, replicas: Replicas) -> None:
 
 
 def _restore_batches(replicas: Replicas, saved: Saved) -> None:
-    """A size of batches that was set goes on, unless another batch_size is wanted from here on; and the position."""
+    """Restore a size of batches that was set, unless another batch_size is given here; and the position."""
     replicas.fit_state.position = saved.position
     replicas.batch_changes = saved.batch_changes
     if saved.settings.get("batch_size") == replicas.fit_settings.get("batch_size"):

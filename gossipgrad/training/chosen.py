@@ -1,4 +1,4 @@
-"""Arguments of a training, checked, and what the core wants of them: optimiser, strategy, compression, device."""
+"""Arguments of a training, checked, and the core's options for them: optimiser, strategy, compression, device."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def named(value: Any) -> str:
 
 
 def meant(arguments: str, given: Any, by_name: Mapping[str, type]) -> str:
-    """ "; did you mean gossipgrad.X()?" where a name or a class was given in place of an object; else ""."""
+    """The hint "; did you mean gossipgrad.X()?" if a name or a class was given in place of an object; else ""."""
     hint = did_you_mean(given, by_name) or did_you_mean(given, [made.__name__ for made in by_name.values()])
     near = [m for name, m in by_name.items() if m is given or repr(name) in hint or repr(m.__name__) in hint]
     return f"; did you mean gossipgrad.{near[0].__name__}({arguments})?" if near else ""
 
 
 def checked_optimizer(optimizer: optim.Optimizer | None) -> optim.Optimizer:
-    """A copy; None: SGD. TypeError for what is none."""
+    """A copy; None: SGD. TypeError for other objects."""
     if optimizer is None:
         return optim.SGD(lr=0.01, momentum=0.9)
     if not isinstance(optimizer, optim.Optimizer) or not optimizer.name:
         allowed = ", ".join(f"gossipgrad.{c.__name__}(...)" for c in optim.BY_NAME.values())
         hint = meant("...", optimizer, optim.BY_NAME)
         raise TypeError(f"optimizer is a {named(optimizer)}; allowed: {allowed}{hint}")
-    return copy.copy(optimizer)  # it gets to know the steps of this training
+    return copy.copy(optimizer)  # a copy, because it receives the steps of this training
 
 
 def checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strategy:
-    """None: GossipGraD. TypeError for what is none."""
+    """The strategy; None: GossipGraD. TypeError for other objects."""
     if strategy is None:
         return strategies.GossipGraD()
     if not isinstance(strategy, strategies.Strategy) or not strategy.name:
@@ -51,7 +51,7 @@ def checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strateg
 
 
 def checked_compression(compression: AdaComp | None, strategy: strategies.Strategy) -> AdaComp | None:
-    """As the strategy compresses by it."""
+    """The compression as the strategy applies it."""
     if compression is None:
         if getattr(strategy, "mix_gamma", None) is not None:
             raise ValueError(f"mix_gamma={strategy.mix_gamma!r}: allowed only with compression=")  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ def checked_apoptosis(given: Apoptosis | None, net: Model) -> Apoptosis | None:
 def exchanged(
     strategy: strategies.Strategy, compression: AdaComp | None, team: _core.Team, links: Network | None
 ) -> str | None:
-    """What partners exchange, where the strategy's "auto" has become something; None: the strategy does not ask.
+    """The exchange between partners, if the strategy's "auto" was resolved; None: the strategy has no such option.
 
     links: simulated ones.
     """
@@ -112,6 +112,6 @@ def exchanged(
 def strategy_options(
     strategy: strategies.Strategy, exchange: str | None, compression: AdaComp | None
 ) -> dict[str, Any]:
-    """What the core wants of the strategy, with what `exchanged` gave, and of the compression."""
+    """The core's options of the strategy, with the result of `exchanged`, and of the compression."""
     options = strategy.options() | ({} if exchange is None else {"exchange": exchange})
     return options if compression is None else options | {"compression": compression.options()}

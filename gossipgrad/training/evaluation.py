@@ -15,14 +15,14 @@ from gossipgrad.data.checks import CLASS_LOSSES, targets_array
 from gossipgrad.metrics import Metric, numbers
 from gossipgrad.training.replicas import Replicas
 
-ROWS = 65536  # samples whose outputs are in memory at a time, at most
+ROWS = 65536  # max samples whose outputs are in memory at a time
 BYTES = 2**26  # of outputs, about
 
 
 def pieces(replicas: Replicas, parts: Sequence[Dataset], sharded: bool) -> list[Dataset]:
-    """What each rank of this process is to evaluate of a set that all have, or of its own parts if `sharded`.
+    """Each local rank's piece of a set that all ranks have, or its own part if `sharded`.
 
-    Ranks have the same samples as where the core evaluates the loss.
+    Ranks have the same samples as in the core's evaluation of the loss.
     """
     if sharded:
         return list(parts)
@@ -33,7 +33,7 @@ def pieces(replicas: Replicas, parts: Sequence[Dataset], sharded: bool) -> list[
 
 
 def chunks(part: Dataset, batch: int, most: int) -> list[tuple[Dataset, int]]:
-    """Pieces of at most about `most` samples, and the size of their batches: the outputs are those of the whole part.
+    """Pieces of about `most` samples at most, and the size of their batches: the outputs are those of the whole part.
 
     Streams are cut into whole rows, along which layers carry their state; one row is a piece, however long.
     """
@@ -53,7 +53,7 @@ def chunks(part: Dataset, batch: int, most: int) -> list[tuple[Dataset, int]]:
 def measure(
     replicas: Replicas, parts: Sequence[Dataset], sharded: bool, batch: int, metrics: Sequence[Metric]
 ) -> dict[str, float]:
-    """The metrics over all samples, by name; the same on every rank. parts: as for pieces. Collective."""
+    """The metrics over all samples, by name; equal on every rank. parts: as for pieces. Collective."""
     if not metrics:
         return {}
     own = np.ascontiguousarray(_own_numbers(replicas, parts, sharded, batch, metrics), "<f8")
@@ -73,7 +73,7 @@ def _own_numbers(
     calls = max(int.from_bytes(one, "little") for one in replicas.gather(len(found_in).to_bytes(8, "little")))
     found = [np.empty((0, sum(one.columns for one in metrics)))]
     problem: Exception | None = None
-    for call in range(calls):  # predict is collective: who has fewer samples asks for one more that it does not need
+    for call in range(calls):  # predict is collective: a rank with fewer samples predicts one that it does not need
         chunk, size = found_in[call] if call < len(found_in) else (parts[0][:1], 1)
         outputs = replicas.core.predict(chunk.inputs_for_model(replicas.net.inputs), size)[0]
         if call >= len(found_in) or problem is not None:

@@ -1,4 +1,4 @@
-"""Events of apoptosis: units leave the network on all ranks at once, and training goes on. All is collective."""
+"""Events of apoptosis: units leave the network on all ranks at once, and training continues. All is collective."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gossipgrad.data.given import Given
 from gossipgrad.launch import agreement
 from gossipgrad.training.replicas import Replicas
 
-BATCH = 256  # samples of the probe that are evaluated together, at most
+BATCH = 256  # max samples of the probe evaluated together
 
 
 # ---- the probe
@@ -30,7 +30,7 @@ def core_probe(replicas: Replicas, probe: Dataset) -> _core.Dataset:
 
 
 def drawn(replicas: Replicas, count: int, train: Given) -> Dataset:
-    """So many samples of the training set, drawn by the seed; of rank 0's part where each rank has its own."""
+    """Draw `count` samples of the training set by the seed; of rank 0's part if each rank has its own."""
     part = train.first
     if not train.sharded or agreement.alone(replicas.team):
         return _some(part, count, replicas.seed)
@@ -43,7 +43,7 @@ def _some(whole: Dataset, count: int, seed: int) -> Dataset:
     source = whole.source
     if (source is None or not source.ordered) and not whole.streams:
         return whole[np.sort(_core.permutation(seed, "probe", len(whole))[:count])]
-    first = whole[:count]  # others do not go on where the one before ends, or would be a pass through all of the set
+    first = whole[:count]  # other samples would break streams, or need a pass through the whole set
     if source is None or not source.ordered:
         return first
     samples, targets = first._read(slice(0, count))  # once, before training reads it
@@ -61,7 +61,7 @@ def _packed(part: Dataset) -> bytes:
 
 
 def _unpacked(content: bytes, like: Dataset) -> Dataset:
-    """The part that _packed was given, on another rank, whose own part says what the arrays are."""
+    """The packed part, on another rank, whose own part describes the arrays."""
     with np.load(io.BytesIO(content)) as arrays:
         inputs = [arrays[f"input{i}"] for i in range(len(arrays.files)) if f"input{i}" in arrays]
         targets = [arrays[f"target{i}"] for i in range(len(arrays.files)) if f"target{i}" in arrays]
@@ -87,23 +87,23 @@ def _named(names: list[str] | None, arrays: list[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an event may do."""
+    """Limits of an event."""
 
     budgets: Mapping[str, float]  # by the first layer of each group that may shrink
     least: Mapping[str, int]  # by the same names
-    probe: _core.Dataset | None  # None: nothing is compared, so nothing is undone
+    probe: _core.Dataset | None  # None: no comparison, so nothing is undone
     epsilon: float
-    best: float | None  # the lowest loss of the probe before; None: that before this event counts
-    budget: float  # what the budgets were made of, for the report
+    best: float | None  # the lowest loss of the probe so far; None: use the loss before this event
+    budget: float  # the budget before factors of layers, for the report
     by_hand: bool
 
     def limit(self, loss_before: float | None) -> float | None:
-        """What the loss of the probe may be after the event; None: there is no probe, or its loss is NaN."""
+        """The max loss of the probe after the event; None: there is no probe, or its loss is NaN."""
         return None if loss_before is None else apoptosis.limit(self.epsilon, loss_before, self.best)
 
 
 def make(replicas: Replicas, wanted: Wanted, pace: Pace | None = None) -> tuple[Record, dict[str, list[int]]]:
-    """(the event, which units have left, by layer). The network is then the smaller one, unless the event is undone."""
+    """(the event, the units that left, by layer). The network is then the smaller one, unless the event is undone."""
     begin = time.perf_counter()
     batch = BATCH if wanted.probe is None else min(BATCH, len(wanted.probe))
     least = {name: wanted.least[name] for name in wanted.budgets}
@@ -140,13 +140,13 @@ def make(replicas: Replicas, wanted: Wanted, pace: Pace | None = None) -> tuple[
 
 
 def _slowest(replicas: Replicas, *seconds: float | None) -> list[float | None]:
-    """Each of these numbers as the slowest rank has it: all ranks write the same into their histories."""
+    """Each of these numbers as of the slowest rank, so that all ranks write equal histories."""
     everywhere = [json.loads(one) for one in replicas.gather(json.dumps(seconds).encode())]
     return [None if None in column else max(column) for column in zip(*everywhere, strict=True)]
 
 
 def say(event: Record) -> str:
-    """An event in a line; "": nothing has become of it."""
+    """An event in a line; "": no unit left."""
     if not event["left"]:
         return ""
     units = ", ".join(f"{count} of {name}" for name, count in event["left"].items())
@@ -169,7 +169,7 @@ class Pace:
         self.event: Record | None = None  # the last one
 
     def add(self, seconds: float, steps: int) -> None:
-        """So many steps have been made."""
+        """Count steps."""
         self.seconds += seconds
         self.steps += steps
 
@@ -179,17 +179,17 @@ class Pace:
         return self.seconds / self.steps if self.steps else None
 
     def note(self, replicas: Replicas) -> None:
-        """Write what a step has taken since the last event into it, as far as that is known. Collective."""
+        """Write the seconds of a step since the last event into it, if known. Collective."""
         if self.event is not None:
             self.event["step_seconds_after"] = _slowest(replicas, self.seconds_a_step)[0]
 
     def begin(self, event: Record) -> None:
-        """An event has been made."""
+        """Begin counting after an event."""
         self.seconds, self.steps, self.event = 0.0, 0, event
 
 
 class Events:
-    """Those that a trainer's apoptosis makes in one call of fit."""
+    """The events of a trainer's apoptosis in one call of fit."""
 
     def __init__(self, replicas: Replicas, options: Apoptosis, train: Given) -> None:
         self.replicas = replicas
@@ -207,7 +207,7 @@ class Events:
         return self.replicas.course.due(self.options, step)
 
     def make(self) -> Record:
-        """The event that is due."""
+        """Make the event that is due."""
         replicas, course = self.replicas, self.replicas.course
         assert course is not None
         self.pace.note(replicas)
@@ -220,7 +220,7 @@ class Events:
         return event
 
     def end_epoch(self, record: Record) -> Record:
-        """What an epoch's record has of events: they are in its seconds. Collective."""
+        """The events' part of an epoch's record, whose seconds include them. Collective."""
         self.pace.note(self.replicas)
         seconds, self.seconds = self.seconds, 0.0
         both = {key: record[key] + seconds for key in ("seconds", "seconds_max")}

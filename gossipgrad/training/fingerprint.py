@@ -1,6 +1,6 @@
-"""What must be equal on all ranks, as facts for an agreement: networks, weights, data, files, the environment.
+"""Facts that must be equal on all ranks, for an agreement: networks, weights, data, files, the environment.
 
-Checksums stand for what is large. They are of bytes, so NaN is equal to itself.
+Checksums stand for large values. They are of bytes, so NaN equals itself.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gossipgrad.data.arrays import Dataset
 from gossipgrad.model import Model
 from gossipgrad.training.progress import ProgressBar
 
-# Of the samples of a set at most so many rows and bytes are compared; of the targets all.
+# Max rows and bytes of a set's samples that are compared; targets are compared completely.
 ROWS, BYTES = 64, 1 << 20
-# Variables by which ranks agree on who exchanges with whom, and how.
+# Variables that determine partners and forms of exchange.
 VARIABLES = ("GOSSIPGRAD_RANKS_PER_NODE", "GOSSIPGRAD_SHARED", "GOSSIPGRAD_MPI_CUDA")
-# Callbacks that do something on one rank alone, or the same whether others have them.
+# Callbacks that act on one rank alone, or independently of other ranks.
 _OF_ONE_RANK = (ProgressBar, CSVLogger, JSONLLogger, StopOnNaN)
 
 
 def checksum(*arrays: NDArray[Any]) -> str:
-    """Of the bytes of arrays, their types and shapes."""
+    """Checksum of arrays' bytes, types and shapes."""
     digest = hashlib.blake2b(digest_size=4)
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -40,12 +40,12 @@ def checksum(*arrays: NDArray[Any]) -> str:
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that all ranks must have alike."""
+    """The variables that must be equal on all ranks."""
     return {name: variables.get(name, "not set") for name in VARIABLES}
 
 
 def network(net: Model) -> dict[str, Any]:
-    """The layers in their order, and each one's kind, options and inputs."""
+    """The layers in their order, with each one's kind, options and inputs."""
     layers = net.config()["layers"]
     names = [str(layer["name"]) for layer in layers]
     facts: dict[str, Any] = {"layers": " ".join(names)}
@@ -67,7 +67,7 @@ def weights(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
 
 
 def targets(values: NDArray[Any]) -> str:
-    """A checksum of all targets as the numbers that they are, whatever integers or floats they came as."""
+    """A checksum of all targets by value, for integers or floats of any type."""
     kind = {"i": np.int64, "u": np.int64, "b": np.int64, "f": np.float32}.get(values.dtype.kind, np.str_)
     digest = hashlib.blake2b(str((kind.__name__, values.shape)).encode(), digest_size=4)
     rows = max(1, BYTES // max(1, values[:1].nbytes))  # no copy of a whole large set
@@ -77,13 +77,13 @@ def targets(values: NDArray[Any]) -> str:
 
 
 def spread(count: int, row_bytes: int) -> NDArray[np.int64]:
-    """Numbers of some rows of `count`, evenly spread, with the first and the last one: the same on every rank."""
+    """Numbers of some rows of `count`, evenly spread, with the first and the last one; equal on every rank."""
     some = min(count, ROWS, max(1, BYTES // max(1, row_bytes)))
     return np.linspace(0, count - 1, some).astype(np.int64)
 
 
 def data(one: Dataset | None, sharded: bool = False) -> dict[str, Any] | str:
-    """Of a data set: its sizes, checksums of all targets and weights, and one of some samples. None: "none".
+    """Facts of a data set: its sizes, checksums of all targets and weights, and one of some samples. None: "none".
 
     sharded: each rank has its own part of the set, so shapes alone are compared.
     """
@@ -91,7 +91,7 @@ def data(one: Dataset | None, sharded: bool = False) -> dict[str, Any] | str:
         return "none"
     facts: dict[str, Any] = {"shape of a sample": one.shape, "type of samples": str(one.dtype), "sharded": sharded}
     for name, value in (("scale", np.asarray(one.scale)), ("shift", np.asarray(one.shift))):
-        facts[name] = value.tolist() if value.ndim < 2 else checksum(value)  # of each element, as a mean image
+        facts[name] = value.tolist() if value.ndim < 2 else checksum(value)  # one for each element, as a mean image
     if one.class_names is not None:
         facts["names of classes"] = text({"names": one.class_names})
     if sharded:
@@ -101,7 +101,7 @@ def data(one: Dataset | None, sharded: bool = False) -> dict[str, Any] | str:
     weights = one.sample_weight
     facts["number of samples"] = len(one)
     facts["sample_weight"] = lambda: "none" if weights is None else checksum(weights)
-    if one.source is not None and one.source.ordered:  # to look at all of it would be a pass
+    if one.source is not None and one.source.ordered:  # checking all of it would be a pass
         mark = getattr(one.source, "mark", None)
         return facts if mark is None else facts | {"targets of the first batch": f"checksum {mark:08x}"}
     for number, values in enumerate(one.targets_in_memory):
@@ -113,7 +113,7 @@ def data(one: Dataset | None, sharded: bool = False) -> dict[str, Any] | str:
 
 
 def inputs(x: Dataset | tuple[NDArray[Any], ...]) -> dict[str, Any]:
-    """Of samples without targets."""
+    """Facts of samples without targets."""
     if isinstance(x, Dataset):
         facts: dict[str, Any] = {"shape": (len(x), *x.shape)}
         if x.source is None or not x.source.ordered:
@@ -129,7 +129,7 @@ def _some(one: Dataset) -> Dataset:
 
 
 def class_weight(given: Any) -> str:
-    """Of fit's class_weight, in the form that the caller gave it."""
+    """Facts of fit's class_weight, in the caller's form."""
     if given is None or isinstance(given, str):
         return str(given)
     if isinstance(given, Mapping):
@@ -152,7 +152,7 @@ def callbacks(actors: Iterable[Callback]) -> dict[str, Any]:
 
 
 def _options(actor: Callback) -> dict[str, Any]:
-    """The arguments that a callback of the package was made with; a monitor that fit chooses is None."""
+    """The constructor's arguments of a callback of the package; a monitor that fit chooses is None."""
     found = {name: getattr(actor, name) for name in inspect.signature(type(actor)).parameters}
     return found if getattr(actor, "chosen", True) else found | {"monitor": None}
 

@@ -28,7 +28,7 @@ class Stage(Enum):
 
 
 class Watcher(Protocol):
-    """Who learns, while fit is at work, of what callbacks and users do to its trainer: the loop."""
+    """The loop: while fit runs, it hears of changes that callbacks and users make to its trainer."""
 
     def rebatched(self) -> None: ...
 
@@ -37,16 +37,16 @@ class Watcher(Protocol):
 
 @dataclass
 class FitState:
-    """The stage of fit, and where in an epoch training stands."""
+    """The stage of fit, and the position of training in an epoch."""
 
     stage: Stage = Stage.REST
     error: bool = False  # in this fit, or in the last one
-    watcher: Watcher | None = None  # None: no fit is at work
+    watcher: Watcher | None = None  # None: no fit runs
     mixed: bool = False  # fit is over, and all replicas have become the consensus model
     shrinking: bool = False  # on_shrink is called
     epoch_begun: int = 0  # the step with which this epoch began
     paused_at: int = -1  # the last step after which on_step has been called
-    # The middle of an epoch, where a checkpoint is from or an error has left all ranks: the next fit goes on there.
+    # The middle of an epoch, from a checkpoint or an error at which all ranks stopped: the next fit continues there.
     position: Record | None = None
 
     @property
@@ -59,12 +59,12 @@ class FitState:
 
     @property
     def more_batches(self) -> bool:
-        """Whether batches may follow."""
+        """True if batches may follow."""
         return self.stage in (Stage.BETWEEN, Stage.WITHIN, Stage.MADE) and not self.error
 
     @property
     def failed(self) -> bool:
-        """Whether the last fit has ended by an error; true while it is at work, until its last epoch is done."""
+        """True if the last fit ended by an error, and while fit runs, until its last epoch is done."""
         return self.error or self.more_batches
 
     def begin(self, watcher: Watcher) -> None:

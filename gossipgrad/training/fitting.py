@@ -1,4 +1,4 @@
-"""What a call of fit is to do: its arguments, checked, compared among the ranks and written into the report."""
+"""The arguments of a call of fit: checked, compared among the ranks and written into the report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WHOLE = (
     "Every rank gives the same whole sets: fit divides them among the ranks. "
     "Where each brings its own part, sharded=True says so"
 )
-HINTS = {"train, ": _WHOLE, "validation, ": _WHOLE}  # where what the ranks give differs
+HINTS = {"train, ": _WHOLE, "validation, ": _WHOLE}  # advice if the ranks' arguments differ
 
 
 @dataclass
@@ -49,12 +49,12 @@ class Fit:
 
     @property
     def streams(self) -> bool:
-        """Does each sample go on where the one before it ends?"""
+        """True if each sample continues the one before it."""
         return self.train.first.streams
 
     @property
     def sharded(self) -> bool:
-        """Does every rank bring its own part of the sets?"""
+        """True if every rank brings its own part of the sets."""
         return self.train.sharded
 
     @classmethod
@@ -80,7 +80,7 @@ class Fit:
         shard: Any,
         sharded: Any,
     ) -> Fit:
-        """ValueError, TypeError: what does not fit the trainer or itself; nothing is asked of other ranks."""
+        """ValueError, TypeError: arguments that do not fit the trainer or each other; no message to other ranks."""
         sharded, shard = flag("sharded", sharded), choice("shard", shard, given.SHARDS)
         train_set, validation_set = _sets(
             trainer,
@@ -126,7 +126,7 @@ class Fit:
         )
 
     def facts(self, trainer: Replicas) -> Record:
-        """What all ranks must give alike."""
+        """Facts that must be equal on all ranks."""
         validation = None if self.validation is None else self.validation.first
         return {
             "train": lambda: fingerprint.data(self.train.first, self.sharded),
@@ -147,7 +147,7 @@ class Fit:
         }
 
     def batches(self, trainer: Replicas) -> Batches:
-        """Those to train in; ValueError unless the ranks' samples make them. Collective."""
+        """The batches to train in; ValueError unless the ranks' samples make them. Collective."""
         sizes = self.train.sizes(trainer.workers, trainer.gather)
         if self.batch_size == 0:
             self.batch_size = batch_for(USUAL, sizes, self.sharded, self.drop_last)
@@ -157,9 +157,9 @@ class Fit:
         return made
 
     def weigh(self, trainer: Replicas) -> None:
-        """Class weights are weights of samples, by the classes of all ranks' samples. Collective.
+        """Turn class weights into weights of samples, by the classes of all ranks' samples. Collective.
 
-        ValueError where no sample counts: nothing would be trained.
+        ValueError if no sample counts: nothing would be trained.
         """
         self._check_weights(trainer, "sample_weight")
         if self.class_weight is None:
@@ -175,14 +175,14 @@ class Fit:
             raise ValueError(f"{argument}: 0 for all samples to train on; allowed: above 0 for one of them at least")
 
     def warn(self, trainer: Replicas) -> None:
-        """Of data that are not learnt well as they are."""
+        """Warn of data that are learnt badly as they are."""
         if self.shard == "contiguous":
             notices.sorted_samples(trainer.rank, self.train.first, trainer.strategy, trainer.workers)
         validation = None if self.validation is None else self.validation.first
         notices.unscaled_pixels(trainer.rank, self.train.first, validation)
 
     def settings(self, trainer: Replicas, sizes: Sequence[int]) -> Record:
-        """In terms of JSON, for the report. Collective."""
+        """The settings in terms of JSON, for the report. Collective."""
         return {
             "dataset": self.train.name,
             "train_samples": sum(sizes),
@@ -229,22 +229,22 @@ def _check_validate_replicas(wanted: Any, validated: bool, sharded: bool) -> boo
 
 
 def _check_outputs(rank: int, callbacks: Sequence[Callback], resume: str | os.PathLike[str] | None) -> None:
-    """Files that callbacks write: none overwrites another, or what is read."""
+    """ValueError if a file of a callback would overwrite another, or an input."""
     if resume is not None:
         outputs.check_path("resume", resume)
-    if rank == 0:  # which alone writes most of them
+    if rank == 0:  # rank 0 alone writes most of them
         wanted = [output for actor in callbacks for output in actor.outputs()]
         outputs.check(wanted, {} if resume is None else {"resume": resume})
 
 
 class _SameStreams(Callback):
-    """Streams that must be the same on all ranks, by what each has passed after an epoch."""
+    """Checks that streams are equal on all ranks, by the batches of each after an epoch."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
 
     def on_epoch_end(self, trainer: Any, record: Any) -> None:
-        """DataError on all ranks where their passes had other targets up to the last batch that all have read."""
+        """DataError on all ranks if their passes had other targets up to the last batch that all have read."""
         gather, passed = cast(Replicas, trainer).gather, self.stream.passed
         end = min(int.from_bytes(one, "little") for one in gather(max(passed, default=0).to_bytes(8, "little")))
         if len(set(gather(passed.get(end, 0).to_bytes(4, "little")))) > 1:
@@ -252,7 +252,7 @@ class _SameStreams(Callback):
 
 
 def with_same_streams(callbacks: list[Callback], train: given.Given, processes: int) -> list[Callback]:
-    """With a callback that compares the streams, where several processes pass through one each."""
+    """Add a callback that compares the streams, if several processes pass through one each."""
     source = train.first.source
     if train.sharded or processes < 2 or not isinstance(source, Stream):
         return callbacks

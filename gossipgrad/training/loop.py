@@ -1,4 +1,4 @@
-"""The loop of fit: epochs of steps, what is measured after each, and the callbacks between them."""
+"""The loop of fit: epochs of steps, the measures after each, and the callbacks between them."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from gossipgrad.training.progress import ProgressBar
 from gossipgrad.training.replicas import Replicas
 
 CHUNK = 0.2  # seconds of training between looks at signals and progress
-# Seconds of training between steps at which all ranks ask whether a callback of one has failed, and the first such
-# step: seldom enough that ranks which need not wait for each other hardly do.
+# Seconds of training between steps at which all ranks ask about failed callbacks, and the first such step. They are
+# rare, so asynchronous ranks hardly wait for each other.
 MEET = 30.0
 FIRST_MEETING = 16
 _INTERRUPTED, _SAVES = 1 << 62, 1 << 61  # in the number of an agreement
 
 
 def check_sharded(sharded: bool, shard: str, strategy: Strategy, ranks: int) -> None:
-    """ValueError where a strategy cannot train on parts that the ranks bring themselves."""
+    """ValueError if a strategy cannot train on parts that the ranks bring themselves."""
     if not sharded:
         return
     if shard != "interleaved":
@@ -54,7 +54,7 @@ def check_sharded(sharded: bool, shard: str, strategy: Strategy, ranks: int) -> 
 
 
 def with_defaults(callbacks: Callback | Iterable[Callback], progress: bool, schedule: Schedule) -> list[Callback]:
-    """These callbacks, a StopOnNaN, if `progress` a ProgressBar, where there is none, and what the schedule wants."""
+    """These callbacks, plus missing defaults: a StopOnNaN, if `progress` a ProgressBar, and the schedule's callback."""
     actors = check(callbacks)
     if not any(isinstance(actor, StopOnNaN) for actor in actors):
         actors.insert(0, StopOnNaN())
@@ -90,13 +90,13 @@ class Loop:
         self.interrupts = interrupts
         self.apoptosis = apoptosis
         self._interval = FIRST_MEETING  # steps until the ranks meet
-        self._pauses: list[int] = []  # after multiples of which steps a callback of some rank is called
+        self._pauses: list[int] = []  # intervals of steps after which a callback of some rank is called
         self._rate = 0.0  # of the epoch's last step
-        self._counts: Any = None  # of an epoch whose steps have been made: what validates it sends more
-        self._problem: Exception | None = None  # of on_progress, which comes at other steps on each rank
+        self._counts: Any = None  # of an epoch whose steps are done; its validation sends further messages
+        self._problem: Exception | None = None  # of on_progress, called at different steps on each rank
 
     def run(self, final_mix: bool = False) -> None:
-        """All epochs up to the trainer's last one, or until it is to stop; final_mix: replicas then become one."""
+        """Run all epochs up to the trainer's last one, or until it is to stop; final_mix: replicas then become one."""
         trainer = self.trainer
         bar = next((one for one in self.callbacks if isinstance(one, ProgressBar)), None)
         trainer.speaker = None if bar is None else bar.say
@@ -125,7 +125,7 @@ class Loop:
             if not ended:
                 try:
                     end(self.callbacks, trainer)
-                except Exception as error:  # what has ended fit says more
+                except Exception as error:  # the first error says more
                     warn(f"callbacks: on_fit_end has failed too: {type(error).__name__}: {one_line(error)}")
             if saved is not None:
                 raise saved from None
@@ -135,7 +135,7 @@ class Loop:
             state.end()
 
     def shrunk(self, event: Record) -> None:
-        """Tell of an event of apoptosis."""
+        """Tell callbacks of an event of apoptosis."""
         trainer = self.trainer
         text = events.say(event)
         if text:
@@ -149,7 +149,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
-        """What ranks send inside is no part of the epoch's counts."""
+        """Messages inside do not count in the epoch's record."""
         trainer = self.trainer
         if trainer.fit_state.stage not in (Stage.WITHIN, Stage.MADE):
             yield
@@ -160,14 +160,14 @@ class Loop:
         trainer.core.set_counts(counts)
 
     def _all_pauses(self, own: list[int]) -> list[int]:
-        """Those of all ranks, as one rank alone may have a callback."""
+        """The intervals of all ranks, because one rank alone may have a callback."""
         found = [json.loads(one) for one in self.trainer.gather(json.dumps(own).encode())]
         return sorted({every for one in found for every in one})
 
     def rebatched(self) -> None:
-        """The trainer's batches have another size."""
+        """Adapt to another size of the trainer's batches."""
         trainer, state = self.trainer, self.trainer.fit_state
-        if state.stage is not Stage.MADE:  # else it is the next epoch's
+        if state.stage is not Stage.MADE:  # otherwise it applies to the next epoch
             self.steps = trainer.epoch_steps
         trainer.set_total(trainer.step + trainer.steps_left())
         if state.within and trainer.step < state.epoch_begun + self.steps:
@@ -193,7 +193,7 @@ class Loop:
         )
 
     def _begin_epoch(self) -> int:
-        """Begin the epoch, or go on in the middle of it where a checkpoint has been saved; the steps done in it."""
+        """Begin the epoch, or continue in the middle of a saved one; returns the steps done in it."""
         trainer, number, state = self.trainer, self.trainer.epoch + 1, self.trainer.fit_state
         position, state.position = state.position, None
         done = 0
@@ -234,33 +234,33 @@ class Loop:
         trainer.stop = any(self._numbers(one, f"after epoch {number}"))
 
     def _number(self, number: int) -> int:
-        """What this rank brings to an agreement: whether it was interrupted goes along."""
+        """This rank's number for an agreement, which includes its interrupt."""
         found = number | (_INTERRUPTED if self.interrupts.came else 0)
         return found | (_SAVES if self.interrupts.saves else 0)
 
     def _numbers(self, one: agreement.Agreement, where: str) -> list[int]:
-        """Those of all ranks; KeyboardInterrupt on all where one was interrupted."""
+        """The numbers of all ranks; KeyboardInterrupt on all if one was interrupted."""
         if any(number & (_INTERRUPTED | _SAVES) for number in one.numbers):
             saves = any(number & _SAVES for number in one.numbers)
             raise agreement.interrupt(f"fit was interrupted {where}", saves)
         return one.numbers
 
     def _until(self, done: int, goal: int) -> int:
-        """Up to which step of the epoch to train; KeyboardInterrupt on all ranks where they stop after this one.
+        """The next step of the epoch to train to; KeyboardInterrupt on all ranks if they stop after this one.
 
-        goal: how far this rank would go, at most to the next step at which ranks meet anyway. It promises others no
-        more, so on the way to the step that all stop after every rank makes the same calls.
+        goal: this rank's own limit, at most the next step at which ranks meet anyway. A rank promises others no more,
+        so all ranks make the same calls up to their common stop.
         """
         first, wanted = self.trainer.fit_state.epoch_begun, self.interrupts.came or self.interrupts.saves
         until = self.trainer.team.halt_until(first + done, first + goal, wanted) - first
         if wanted and agreement.alone(self.trainer.team):
             until = done
         if until == done:
-            self._meet(done, self._interval)  # a rank brings that it was interrupted
+            self._meet(done, self._interval)  # reports this rank's interrupt
         return until
 
     def _saved(self) -> BaseException:
-        """Save where all ranks have stopped for a signal; what fit is to raise then."""
+        """Save at the common step of a signal; returns the exception that fit raises then."""
         chosen = [one for one in self.callbacks if isinstance(one, Checkpoint) and one.save_on_signal]
         try:
             call([*chosen], "on_step", self.trainer, self.trainer.step)
@@ -269,11 +269,11 @@ class Loop:
         return SavedOnSignal([one.path for one in chosen])
 
     def _keep_place(self, error: BaseException) -> None:
-        """A save goes on from here: after an error at which all ranks are at one step of the epoch."""
+        """Let a later save continue from here: after an error at which all ranks are at one step of the epoch."""
         trainer, state = self.trainer, self.trainer.fit_state
         state.position = None
         if agreement.alone(trainer.team) or agreement.of_all(error):
-            with contextlib.suppress(Exception):  # ranks of a cluster that failed are at no one step: a save says so
+            with contextlib.suppress(Exception):  # ranks of a failed cluster have no common step: a save reports that
                 trainer.core.exchange.settle()
                 if self._counts is not None:
                     trainer.core.set_counts(self._counts)
@@ -283,7 +283,7 @@ class Loop:
                 state.position["rate"] = self._rate
 
     def _record(self, number: int) -> Record:
-        """Of the epoch, whose steps have been made."""
+        """The record of the epoch whose steps are done."""
         trainer = self.trainer
         self._counts = trainer.core.counts()
         record: Record = {"epoch": number, "learning_rate": self._rate, **trainer.core.end_epoch()}
@@ -312,11 +312,11 @@ class Loop:
         return found
 
     def _train(self, done: int) -> None:
-        """The epoch's steps, of which so many are done, in pieces of about CHUNK seconds.
+        """Make the epoch's steps after the first `done`, in pieces of about CHUNK seconds.
 
-        Between them Python sees signals and shows progress. In a virtual cluster in one piece that is watched
-        meanwhile: what a rank has at hand when a piece ends must not depend on the wall clock. Events of apoptosis and
-        on_step are between pieces, at steps that do not depend on it either, and may change the steps of the epoch.
+        Between pieces Python handles signals and shows progress. A virtual cluster trains in one piece, watched from
+        outside: the state at the end of a piece must not depend on the wall clock. Events of apoptosis and on_step are
+        between pieces, at steps that do not depend on it either, and may change the steps of the epoch.
         """
         core, first = self.trainer.core, self.trainer.fit_state.epoch_begun
         begin = shown = time.perf_counter()
@@ -351,7 +351,7 @@ class Loop:
                 point = done + self._interval
 
     def _pause(self, step: int) -> int:
-        """Do what is due before this step of the epoch; the step before which something is next."""
+        """Do everything due before this step of the epoch; returns the step of the next pause."""
         state = self.trainer.fit_state
         following = [step + every - step % every for every in self._pauses]
         if self.apoptosis is not None:
@@ -365,22 +365,22 @@ class Loop:
         return min(following, default=state.epoch_begun + self.steps)
 
     def _is_due(self, step: int) -> bool:
-        """Is on_step of some rank to be called after this step, and has not been?"""
+        """True if on_step of some rank must be called after this step, and was not yet."""
         return step != self.trainer.fit_state.paused_at and any(step % every == 0 for every in self._pauses)
 
     def _call_on_step(self, step: int) -> None:
         trainer = self.trainer
         with self._aside(), trainer.agreed(f"after step {step}"):
             actors = [actor for actor in self.callbacks if has_steps(actor) and actor.every]
-            # A checkpoint has what the others have changed.
+            # Last, so that a checkpoint includes the changes of the others.
             actors.sort(key=lambda actor: isinstance(actor, Checkpoint))
             call([actor for actor in actors if step % actor.every == 0], "on_step", trainer, step)
 
     def _pause_at_end(self) -> None:
         """Call on_step after the last step of an epoch, before its record.
 
-        A batch size that is set there is the next epoch's. A checkpoint that is saved there is of this epoch with no
-        step left: a resume goes on with its record.
+        A batch size that is set there applies to the next epoch. A checkpoint that is saved there is of this epoch with
+        no step left: a resume continues with its record.
         """
         trainer, step, state = self.trainer, self.trainer.step, self.trainer.fit_state
         if not self._is_due(step):
@@ -396,18 +396,18 @@ class Loop:
             state.position = None
 
     def _meet(self, done: int, steps: int) -> None:
-        """Raise on all ranks what a callback has raised on one. steps: those of this rank in MEET seconds."""
+        """Raise an error of one rank's callback on all ranks. steps: this rank's steps in MEET seconds."""
         problem, self._problem = self._problem, None
         with self.trainer.agreed(f"epoch {self.trainer.epoch + 1}, after {done} steps") as one:
             if problem is not None:
                 raise problem
             one.number = self._number(steps)
         numbers = self._numbers(one, f"after step {self.trainer.step}")
-        # The same on all ranks: the middle one's, so that no rank that stands out decides.
+        # Equal on all ranks: the median, so that no outlier decides.
         self._interval = max(1, min(sorted(numbers)[len(numbers) // 2], 16 * self._interval))
 
     def _show(self, seconds: float) -> None:
-        """Call on_progress; other ranks may be at another step, so nothing collective can be asked for there."""
+        """Call on_progress; other ranks may be at another step, so collective calls are not allowed there."""
         trainer = self.trainer
         if trainer.virtual and self.interrupts.saves:
             raise agreement.interrupt("fit was interrupted within a step", True)
@@ -437,6 +437,6 @@ class Loop:
         except Exception as error:
             if agreement.alone(trainer.team):
                 raise
-            self._problem = error  # the others learn of it at the next step at which all meet
+            self._problem = error  # the others hear of it at the next meeting
         finally:
             trainer.team.no_collectives = False

@@ -1,4 +1,4 @@
-"""The ranks' state out of a compiled Exchange and into it, and what then refers to other weights or partners.
+"""The ranks' state out of a compiled Exchange and into it, and state that refers to other weights or partners.
 
 Functions of an exchange at rest. Collective.
 """
@@ -18,14 +18,14 @@ Arrays = dict[str, NDArray[np.float32]]
 
 
 def read(core: _core.Exchange, rank: int) -> dict[str, Arrays]:
-    """All that a local rank trains with, by the arena's name: copies of all but the gradients."""
+    """The training state of a local rank, by the arena's name: copies of all but the gradients."""
     return {name: core.arena(name, rank) for name, kind in core.arenas().items() if kind != "gradient"}
 
 
 def resume(core: _core.Exchange, parts: Sequence[Mapping[str, Arrays]], consensus: Arrays, trained: int) -> None:
-    """Go on from what read gave, one a local rank. Arenas that it does not have begin at zero, outer weights as these.
+    """Continue from the results of read, one a local rank. Missing arenas begin at zero, outer weights as the weights.
 
-    Where the strategy gives all ranks the same weights, and those given differ, all go on from the consensus weights
+    If the strategy gives all ranks the same weights, and the given ones differ, all continue from the consensus weights
     and the mean of the moments of the first `trained` ranks.
     """
     core.settle()
@@ -33,7 +33,7 @@ def resume(core: _core.Exchange, parts: Sequence[Mapping[str, Arrays]], consensu
     zeros = {key: np.zeros_like(array) for key, array in consensus.items()}
     for name, kind in core.arenas().items():
         if kind != "gradient":
-            missing = consensus if kind == "outer" else zeros  # outer weights are the model, not what is added to it
+            missing = consensus if kind == "outer" else zeros  # outer weights are a model, not a change of it
             given = [part.get(name) or missing for part in parts]
             core.resume_arena(name, given, consensus if kind == "weight" else None, trained)
 
@@ -47,11 +47,11 @@ def go_on(
     here: Mapping[str, Any],
     same_ranks: bool,
 ) -> None:
-    """Push-sum's scalars go on with their schedule. Else all ranks count alike, and their mean stays.
+    """Keep push-sum's scalars if their schedule is unchanged. Otherwise all ranks count alike, and their mean stays.
 
-    since        when the scalars were 1, in the saved state.
-    saved, here  settings of the saved state, and those that it goes on with.
-    same_ranks   it has as many ranks.
+    since        the step at which the scalars were 1, in the saved state.
+    saved, here  settings of the saved state, and the current ones.
+    same_ranks   True if the number of ranks is unchanged.
     """
     alike = same_ranks and arenas.mix_alike(saved, here)
     core.push_sum_since = since if alike else core.step
@@ -70,9 +70,10 @@ def forget(core: _core.Exchange) -> None:
 
 
 def recentre(core: _core.Exchange, local: int, consensus: Arrays) -> None:
-    """Shift the weights of all ranks, of which `local` are in this process, by one vector, so that their mean is this.
+    """Shift the weights of all ranks, `local` of them in this process, by one vector, so that their mean is
+    `consensus`.
 
-    By push-sum's scalars the mean was another one than where all ranks count alike.
+    With push-sum's scalars the mean differs from that of equally counted ranks.
     """
     mean = core.consensus_weights()
     for rank in range(local):

@@ -1,6 +1,6 @@
-"""What a trainer warns of: settings without effect, and data that are not learnt well as they are.
+"""Warnings of a trainer: settings without effect, and data that are learnt badly as they are.
 
-Each is said once, by rank 0, at the line that called Trainer(...) or fit.
+Rank 0 gives each once, at the line that called Trainer(...) or fit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gossipgrad.history import Record
 from gossipgrad.model import Model
 from gossipgrad.strategies import GossipGraD, Strategy
 
-# Settings that may differ between a run and its resume without changing what is learnt, or that are no options.
+# Settings that may differ between a run and its resume without effect on learning, or that are no options.
 _FREE = {
     *("epochs", "threads", "backend", "comm", "virtual_ranks", "virtual_cluster", "validate_replicas"),
     *("tune", "validation_samples", "dataset", "model", "exchange", "metrics", "final_mix"),
@@ -30,13 +30,13 @@ _FREE = {
 
 
 def smaller_batches(rank: int, size: int, usual: int) -> None:
-    """The usual size of batches does not fit the samples of a rank."""
+    """Warn that the usual size of batches does not fit the samples of a rank."""
     if rank == 0 and size < usual:
         warn(f"batch_size={size}, all samples of a rank, in place of the usual {usual}; batch_size= sets another")
 
 
 def missing_partners(team: Team, strategy: GossipGraD) -> None:
-    """The cube of p ranks that are no power of two has gaps; nodes of unlike size may have no common divisor."""
+    """Warn of gaps in the cube if p is no power of two, and of nodes without a common divisor of their sizes."""
     if team.rank != 0:
         return
     count, size = strategy.partners_on(team)
@@ -54,14 +54,14 @@ def missing_partners(team: Team, strategy: GossipGraD) -> None:
 
 
 def other_classes(rank: int, before: list[str] | None, train: Dataset) -> None:
-    """The network was trained, by this trainer or in what is resumed, for classes that have other numbers now."""
+    """Warn that the network was trained, by this trainer or before a resume, for classes with other numbers."""
     found = differ(train.class_names, before)
     if found is not None and rank == 0:
         warn(f"{train.name} has other classes than what was trained on before: {found}; each set numbers its own")
 
 
 def one_rank(team: Team, network: Network | None, timeout: float) -> None:
-    """It sends no message that these could delay or end; most likely a launcher was meant."""
+    """Warn that one rank sends no message for these to delay or end; a launcher was probably intended."""
     if team.kind == "virtual" or team.size > 1:
         return
     for argument, value, without in (("network", network, None), ("timeout", timeout, 0.0)):
@@ -76,7 +76,7 @@ _said_not_built = False
 
 
 def kernels_not_built(rank: int, core: Record) -> None:
-    """Say once in a process that the CPU could do more than was built. core: what _core.info() says."""
+    """Warn once in a process of kernels that the CPU has and the build lacks. core: the result of _core.info()."""
     global _said_not_built
     if rank or _said_not_built or core["isa_not_built"] is None or os.environ.get("GOSSIPGRAD_ISA"):
         return
@@ -88,7 +88,7 @@ def kernels_not_built(rank: int, core: Record) -> None:
 
 
 def slow_bfloat16(rank: int, core: Record) -> None:
-    """core: what _core.info() says."""
+    """Warn of bfloat16 that is slower than float32 here. core: the result of _core.info()."""
     if rank == 0 and core["isa"] in ("avx512", "amx") and not core["bfloat16"]:
         warn(
             f"dtype='bfloat16': this CPU ({core['cpu']}) has no instructions for it: products are computed in "
@@ -98,7 +98,7 @@ def slow_bfloat16(rank: int, core: Record) -> None:
 
 
 def sorted_samples(rank: int, train: Dataset, strategy: Strategy, workers: int) -> None:
-    """Replicas that see unlike samples differ more and more, and their mean learns less."""
+    """Warn of contiguous shards: replicas with unlike samples drift apart, and their mean learns less."""
     if rank or not strategy.replicas_differ or getattr(strategy, "shuffle_samples", False):
         return
     what = one_sided(train.targets, workers)
@@ -111,7 +111,7 @@ def sorted_samples(rank: int, train: Dataset, strategy: Strategy, workers: int) 
 
 
 def unscaled_pixels(rank: int, train: Dataset, validation: Dataset | None) -> None:
-    """Images are uint8, and a network that is to learn from 0..255 seldom does."""
+    """Warn of uint8 images without a scale: networks seldom learn from 0..255."""
     for argument, one in (("train", train), ("validation", validation)):
         if rank or one is None or one.dtype != np.uint8 or not one.unscaled:
             continue
@@ -133,7 +133,7 @@ def nothing_to_train(rank: int, name: str, epoch: int, epochs: int, step: int | 
 
 
 def epoch_begins_anew(rank: int, epoch: int, position: Record | None) -> None:
-    """Where `position` in the epoch behind `epoch` is not what fit goes on from."""
+    """Warn if fit does not continue from `position` in the epoch after `epoch`."""
     if rank == 0 and position is not None:
         warn(
             f"fit: {counted(position['step'], 'step')} of epoch {epoch + 1} had been made, and without resume= it "
@@ -145,7 +145,7 @@ MUCH_MEMORY = 1 << 28  # bytes
 
 
 def compression_memory(rank: int, models: int, parameters: int, local: int) -> None:
-    """What compression remembers from step to step: so many models on each rank of this process. If it is much."""
+    """Warn of much memory for compression's state: `models` models on each rank of this process."""
     size = 4 * models * parameters * local
     if rank == 0 and size >= MUCH_MEMORY:
         warn(
@@ -155,7 +155,7 @@ def compression_memory(rank: int, models: int, parameters: int, local: int) -> N
 
 
 def nothing_compressed(rank: int, size: int, packed: int) -> None:
-    """packed: how many parameters a given compression compresses."""
+    """packed: the number of parameters that a given compression compresses."""
     if rank == 0 and size > 1 and packed == 0:
         warn(
             "compression: no parameter of this network is compressed: each has a bin_size of 0, fewer elements than "
@@ -164,7 +164,7 @@ def nothing_compressed(rank: int, size: int, packed: int) -> None:
 
 
 def residue(rank: int, name: str, saved: bool, here: bool) -> None:
-    """What compression had not sent goes on with the rest of the state, unless one of both runs has none."""
+    """Warn if unsent values of compression are lost, because the saved run or this one has no residue."""
     if rank != 0 or saved == here:
         return
     if here:
@@ -174,7 +174,7 @@ def residue(rank: int, name: str, saved: bool, here: bool) -> None:
 
 
 def other_ranks(rank: int, name: str, saved: int, here: int) -> None:
-    """`name`: the checkpoint's, of so many ranks."""
+    """`name`: the checkpoint's, which is of `saved` ranks."""
     if rank == 0:
         warn(
             f"{name}: saved on {counted(saved, 'rank')}, here are {here}: all begin with the consensus weights and the "
@@ -183,7 +183,7 @@ def other_ranks(rank: int, name: str, saved: int, here: int) -> None:
 
 
 def shrunken(rank: int, name: str, net: Model, here: Apoptosis | None) -> None:
-    """A run without apoptosis goes on with the network of one that had it. `name`: the checkpoint's; net: its own."""
+    """A run without apoptosis continues with a shrunken network. `name`: the checkpoint's; net: its network."""
     if rank == 0 and here is None and net.born:
         born = net.resized(net.born)
         warn(
@@ -193,7 +193,7 @@ def shrunken(rank: int, name: str, net: Model, here: Apoptosis | None) -> None:
 
 
 def _changes(key: str, before: Any, after: Any) -> list[str]:
-    """Of dictionaries, as compression's, what is in them."""
+    """Changes of one setting; for dictionaries, as compression's, of each entry."""
     if isinstance(before, dict) and isinstance(after, dict):
         both = [k for k in after if k in before and json.dumps(before[k]) != json.dumps(after[k])]
         return [one for k in both for one in _changes(f"{key}, {k}", before[k], after[k])]
@@ -201,12 +201,12 @@ def _changes(key: str, before: Any, after: Any) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """Of a description, as compression's, its name."""
+    """A setting's text; for a description, as compression's, its name."""
     return (repr(value["name"]) if "name" in value else "on") if isinstance(value, dict) else repr(value)
 
 
 def changed_settings(rank: int, name: str, saved: Record, here: Record) -> None:
-    """A resume with other settings is allowed, and seldom meant. `name`: the checkpoint's."""
+    """Warn of other settings in a resume: allowed, but rarely intended. `name`: the checkpoint's."""
     changed = [k for k in here if k not in _FREE and k in saved and json.dumps(saved[k]) != json.dumps(here[k])]
     if changed and rank == 0:
         pairs = ", ".join(one for key in changed for one in _changes(key, saved[key], here[key]))

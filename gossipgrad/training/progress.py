@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def waiting(records: Iterable[Record]) -> float:
-    """The share of the ranks' time, the mean over ranks, in which they waited for messages."""
+    """The share of the ranks' time, the mean over ranks, spent waiting for messages."""
     records = list(records)
     waited = sum(record["exposed_communication_seconds"] for record in records)
     if any("virtual_seconds" in record for record in records):
@@ -36,7 +36,7 @@ def simulated(records: Iterable[Record], circumstances: bool) -> str:
 
 
 def measured(numbers: Mapping[str, float]) -> list[str]:
-    """What evaluate gives in words, the loss first."""
+    """The results of evaluate in words, the loss first."""
     parts = [f"loss {numbers['loss']:.4f}"]
     if "accuracy" in numbers:
         parts.append(f"accuracy {100 * numbers['accuracy']:.2f} %")
@@ -68,7 +68,7 @@ def epoch_line(record: Record, epochs: int, circumstances: bool = False) -> str:
 class ProgressBar(Callback):
     """A bar with rate and estimated time left on a terminal and in a notebook; elsewhere one line an epoch.
 
-    file  where it is shown, by rank 0; None: sys.stdout.
+    file  the stream for it, on rank 0; None: sys.stdout.
     """
 
     def __init__(self, file: IO[str] | None = None) -> None:
@@ -86,7 +86,7 @@ class ProgressBar(Callback):
         return terminal.on_terminal(self.file) or terminal.in_notebook(self.file)
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line of its own."""
         self._line.clear(self.file)
         print(text, file=self.file, flush=True)
 
@@ -102,7 +102,7 @@ class ProgressBar(Callback):
         numbers += f"  {progress.samples_per_second:,.0f} samples/s  {terminal.duration(left)} left"
         head = f"epoch {progress.epoch}/{progress.epochs}"
         drawn, cell = self._terminal(), terminal.in_notebook(self.file)
-        if cell or not drawn:  # which store all that is written
+        if cell or not drawn:  # these store all output
             if time.monotonic() < self._line_due and not (cell and progress.step >= progress.steps):
                 return
             self._line_due = time.monotonic() + terminal.pause(self.file)

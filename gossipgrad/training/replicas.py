@@ -1,6 +1,6 @@
-"""The ranks' replicas of one network and what trains them: all of a Trainer but what it does.
+"""The ranks' replicas of one network and the machinery that trains them: the base of Trainer.
 
-The loop of fit, checkpoints and traces work on this class; trainer.py gives users what they call.
+The loop of fit, checkpoints and traces work on this class; trainer.py adds the calls of users.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from gossipgrad.training.chosen import (
 from gossipgrad.training.fit_state import FitState
 
 Arrays = dict[str, NDArray[np.float32]]
-CARRIED = "carried"  # of rank_state: no arena, and no parameters
+CARRIED = "carried"  # a key of rank_state: not an arena, and has no parameters
 
-# What a trainer is made of: the core has been built for it, so another value would be believed and not used.
+# Parts of a trainer that cannot be assigned: the core was built for them, so a new value would have no effect.
 _FIXED = frozenset(
     {
         *("net", "loss", "heads", "optimizer", "strategy", "compression", "apoptosis", "seed", "comm", "team"),
@@ -55,7 +55,7 @@ _FIXED = frozenset(
 )
 
 
-# Seconds that a rank which leaves a collective call by sys.exit gives the others for coming to the end of it as well.
+# Seconds that a rank leaving a collective call by sys.exit waits for the others to reach the call's end.
 _LEAVING = 3.0
 
 P = ParamSpec("P")
@@ -63,7 +63,7 @@ R = TypeVar("R")
 
 
 def collective(method: Callable[P, R]) -> Callable[P, R]:
-    """A call that all ranks make: what is waited for inside is waited for in it."""
+    """A call that all ranks make; waits inside it count as waits of this call."""
     name = f"Trainer.{method.__name__}"
     keywords = list(inspect.signature(method).parameters)
 
@@ -74,7 +74,7 @@ def collective(method: Callable[P, R]) -> Callable[P, R]:
             try:
                 return method(*args, **kwargs)
             except SystemExit:
-                # Unless all leave it, they wait for this rank, and it must not wait for them while it frees its memory.
+                # If only this rank leaves, the others wait for it: it must not wait for them while it frees its memory.
                 team = getattr(args[0], "team", None)
                 if team is not None and team.kind == "mpi":
                     team.timeout = _LEAVING
@@ -84,7 +84,7 @@ def collective(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class Replicas:
-    """A network, a loss, an optimiser and a strategy on the ranks of a group; Trainer says what the arguments mean."""
+    """A network, a loss, an optimiser and a strategy on the ranks of a group; Trainer documents the arguments."""
 
     def __init__(
         self,
@@ -130,39 +130,39 @@ class Replicas:
                  this process. An mpi4py communicator: its group.
         threads  of each rank; None: OMP_NUM_THREADS, which `gossipgrad run --threads N` sets, else 1.
         backend  "onednn", "native"; None: $GOSSIPGRAD_BACKEND, else the faster one for each operation.
-        conv_algorithm  of convolutions: "direct": sums of products; "winograd": for windows of 3 x 3 and 5 x 5 with
-                 stride 1, fewer multiplications and errors up to several times larger; "auto": the fastest for each
-                 pass of each layer, among which are with AMX also "split" and "tiled" (docs/training.md).
+        conv_algorithm  of convolutions. "direct": sums of products. "winograd": fewer multiplications for windows of
+                 3 x 3 and 5 x 5 with stride 1; errors are up to several times larger. "auto": the fastest for each
+                 pass of each layer; with AMX "split" and "tiled" are candidates, too (docs/training.md).
         tune     False: a cost model chooses tables and algorithms from the shapes and the kind of rank 0's CPU, so
-                 bits repeat. True: fit and the first train_step measure them before they begin, for 20 seconds at most
-                 and, on a CPU, a tenth of the run. Steps may become a few percent faster, and bits differ from run to
+                 bits repeat. True: fit and the first train_step measure them first, for at most 20 seconds and, on a
+                 CPU, a tenth of the run. Steps may become a few percent faster, and bits differ from run to
                  run. Times are cached in $XDG_CACHE_HOME/gossipgrad (~/.cache); the report ("algorithms") and
-                 checkpoints hold the choice. evaluate and predict use the cache, and measure where a rank has 100 full
+                 checkpoints hold the choice. evaluate and predict use the cache, and measure if a rank has 100 full
                  batches or more. None: $GOSSIPGRAD_TUNE, 0 or 1; else True on a GPU with precision="fast", and False.
-        dtype    in which the network computes. "bfloat16": activations, their gradients and the weights that products
-                 read are rounded to bfloat16. Sums, statistics, losses, weights, gradients of weights, the optimiser
+        dtype    type of the network's arithmetic. "bfloat16": activations, their gradients and the products' copies of
+                 weights are rounded to bfloat16. Sums, statistics, losses, weights, gradients of weights, the optimiser
                  and messages stay float32. On a CPU it needs oneDNN and AVX-512 (an error says so), and is faster with
                  AMX and with AMD's AVX512_BF16. "auto": bfloat16 if the CPU of every rank is faster in it, or on a GPU
-                 with precision="fast", else "float32"; trainer.dtype says which.
+                 with precision="fast", else "float32"; trainer.dtype tells the choice.
         device   "cpu"; "cuda": an NVIDIA GPU, if the build has the library for it ('gossipgrad info' says so). Ranks of
                  a node are spread over its GPUs, and may share one; "cuda:1" is one of several. None:
                  $GOSSIPGRAD_DEVICE, else "cpu"; "cpu" if `backend` is given.
         precision  of products and convolutions on a GPU. "exact": float32 by deterministic algorithms, so bits do not
                  depend on timing. "fast": TF32 (10 bits of precision), channels last, and algorithms that may add in
                  any order. A CPU computes exactly.
-        graphs   whether steps on a GPU are recorded and replayed (CUDA graphs), with the same bits; the report
-                 ("graphs") counts the pieces of a step. None: True, unless $GOSSIPGRAD_CUDA_GRAPHS is 0.
-        trace    how many spans a rank stores for write_trace; 0: none.
+        graphs   record and replay steps on a GPU (CUDA graphs), with the same bits; the report ("graphs") counts the
+                 pieces of a step. None: True, unless $GOSSIPGRAD_CUDA_GRAPHS is 0.
+        trace    the number of spans that a rank stores for write_trace; 0: none.
         timeout  seconds that a rank waits for a message before it fails (CommunicationError with the step, the layers
-                 and the other rank); 0: for ever. It must be longer than any step, callback or write of a file, and
-                 than ranks differ in making the trainer. Waits in MPI's own start and end are only reported. In a
-                 virtual cluster seconds are virtual. With one rank it has no effect, and a warning says so.
+                 and the other rank); 0: for ever. It must exceed any step, callback or write of a file, and the
+                 difference between ranks in making the trainer. Waits in MPI's own start and end are only reported.
+                 In a virtual cluster seconds are virtual. With one rank it has no effect, and a warning says so.
         straggler  gossipgrad.Straggler(...): ranks that now and then are late; None: those of a VirtualCluster.
         network  gossipgrad.Network(...): slow links; None: as they are, or those of a VirtualCluster. With one rank it
                  has no effect, and a warning says so.
         metrics  measured on validation sets beside the loss: names, functions of (outputs, targets) that give one
                  number a sample, or {name: function}; see gossipgrad.metrics. They are in history["validation.NAME"],
-                 in evaluate, and monitors of callbacks.
+                 in evaluate, and callbacks can monitor them.
         """
         try:
             if not isinstance(net, Model):
@@ -185,7 +185,7 @@ class Replicas:
             self.conv_algorithm: ConvAlgorithm = choice("conv_algorithm", conv_algorithm, CONV_ALGORITHMS)
             self.algorithms: list[Record] = []  # of convolutions, as in the report
             self.algorithms_saved = False  # they are those of a checkpoint
-            self.algorithms_chosen: set[tuple[int, str]] = set()  # for which batches, and what for
+            self.algorithms_chosen: set[tuple[int, str]] = set()  # batch size and purpose of each choice
             choice("dtype", dtype, DTYPES)
             self.device = checked_device(device, self.backend)
             self.precision: Precision = checked_precision(precision, self.device)
@@ -209,17 +209,17 @@ class Replicas:
         self.exchange = exchanged(self.strategy, self.compression, self.team, self.network)
         if isinstance(self.strategy, strategies.GossipGraD):
             notices.missing_partners(self.team, self.strategy)
-        # Rank 0's kind of CPU counts, so that all ranks choose alike.
+        # Rank 0's kind of CPU decides, so that all ranks choose alike.
         own = str(environment.core_info()["costs"]).encode()
         self.costs = agreement.gather(self.team, own, "Trainer")[0].decode()
         self.dtype: DType = self._dtype_of(dtype)
         notices.one_rank(self.team, network, timeout)
         notices.kernels_not_built(self.team.rank, environment.core_info())
         self.stop = False
-        self.resumed = False  # did this fit go on from a checkpoint that was saved after an epoch?
+        self.resumed = False  # True if this fit continues from a checkpoint saved after an epoch
         self.fit_state = FitState()
         self.record_names: list[str] = []  # the numbers of an epoch's record in this fit, dotted
-        self.speaker: Callable[[str], None] | None = None  # where say's lines go
+        self.speaker: Callable[[str], None] | None = None  # prints the lines of say
         self.epoch = 0  # epochs done
         self.fit_began = 0  # epochs done when this fit began; after a resume, when the fit that saved began
         self.last_epoch = 0  # number of the last epoch of this fit
@@ -229,9 +229,9 @@ class Replicas:
         self.batches: Batches | None = None  # of the last fit
         self.set_batch: int | None = None  # by set_batch_size; None: as fit was called with
         self.batch_changes: list[Record] = []  # in this training: {"step": ..., "batch_size": ...}
-        self.fit_settings: Record = {}  # what fit was last called with, in terms of JSON
-        self.class_names: list[str] | None = None  # of the set that it was last called with, or the checkpoint's
-        self.set_rate: float | None = None  # by learning_rate; None: the optimiser's schedule says
+        self.fit_settings: Record = {}  # arguments of the last fit, in terms of JSON
+        self.class_names: list[str] | None = None  # of the last fit's set, or the checkpoint's
+        self.set_rate: float | None = None  # by learning_rate; None: the optimiser's schedule applies
         self._core: _core.Trainer | None = None
         self._make()
         models = [kind for kind in self.core.exchange.arenas().values() if kind in ("residue", "copy")]
@@ -254,7 +254,7 @@ class Replicas:
         super().__setattr__(name, value)
 
     def _fingerprint(self, network: cluster.Network | None) -> Record:
-        """What all ranks must give alike to make a trainer."""
+        """Settings that must be equal on all ranks when a trainer is made."""
         return {
             "gossipgrad": environment.VERSION,
             "network": lambda: fingerprint.network(self.net),
@@ -277,10 +277,9 @@ class Replicas:
         }
 
     def _dtype_of(self, given: DType) -> DType:
-        """In which the network computes: "auto" is bfloat16 where every rank's CPU is faster in it, and on GPUs with
-        precision "fast". Collective.
+        """The network's type; "auto" is bfloat16 if every rank's CPU is faster in it, and for precision "fast" on GPUs.
 
-        A rule and no measurement, so that a run's bits follow from the machine and the options alone.
+        Collective. A rule and no measurement, so a run's bits follow from the machine and the options alone.
         """
         info = environment.core_info()
         backend = self.backend or os.environ.get("GOSSIPGRAD_BACKEND")
@@ -296,7 +295,7 @@ class Replicas:
         return given
 
     def _simulated_seconds(self) -> float:
-        """Seconds that a rank may be late, or a message under way, because the user wants it so."""
+        """Seconds of lateness that the user simulates: of ranks, and of messages under way."""
         seconds = 0.0 if self.straggler is None else 2 * self.straggler.delay
         if self.network is None:
             return seconds
@@ -322,7 +321,7 @@ class Replicas:
 
     @property
     def virtual(self) -> bool:
-        """Do all ranks live in this process, as threads?"""
+        """True if all ranks live in this process, as threads."""
         return self.team.kind == "virtual"
 
     @property
@@ -337,23 +336,23 @@ class Replicas:
 
     @property
     def fitting(self) -> bool:
-        """Whether fit is at work."""
+        """True while fit runs."""
         return self.fit_state.fitting
 
     @property
     def failed(self) -> bool:
-        """Whether the last fit has ended by an error; true while it is at work."""
+        """True if the last fit ended by an error, and while fit runs."""
         return self.fit_state.failed
 
     @property
     def epoch_steps(self) -> int:
-        """Of the epoch that training is in, or of a whole one."""
+        """Steps of the current epoch, or of a whole one."""
         if self.fit_state.within:
             return int(self.core.position()["steps"])
         return 0 if self.batches is None else self.batches.steps
 
     def steps_left(self) -> int:
-        """Until fit ends, if nothing changes."""
+        """Steps until fit ends, if nothing changes."""
         epochs, left, assumed = max(self.last_epoch - self.epoch, 0), 0, self.batches
         assert assumed is not None
         state = self.fit_state
@@ -365,7 +364,7 @@ class Replicas:
 
     @property
     def born(self) -> Model:
-        """The network as it was before anything left it; the same one if nothing has."""
+        """The network before any unit left it; the current one if none has."""
         return self.net.resized(self.net.born) if self.net.born else self.net
 
     @property
@@ -377,9 +376,9 @@ class Replicas:
 
     @property
     def tuning(self) -> Record:
-        """What messages between the ranks cost, as measured, and the buckets and chunks made for it: docs/report.md.
+        """Measured costs of messages between the ranks, and the bucket and chunk sizes chosen by them: docs/report.md.
 
-        Empty for strategies that have none, or whose sizes are not tuned.
+        Empty for strategies without buckets, or whose sizes are not tuned.
         """
         return dict(self.core.exchange.tuning())
 
@@ -437,10 +436,10 @@ class Replicas:
             exchange.load_arena("weight", self.net.weights(self.seed))
 
     def _strategy_options(self) -> Record:
-        """What the core wants of the strategy, with what "auto" has become, and the compression."""
+        """Options of the strategy and the compression for the core, with "auto" resolved."""
         options = strategy_options(self.strategy, self.exchange, self.compression)
         if self.compression is not None:
-            # What is packed stays packed where layers become smaller: what has not been sent yet would never be.
+            # A layer that shrinks stays packed: otherwise its residue would never be sent.
             options["compression"]["packs"] = list(self.compression.packed(self.born))
         return options
 
@@ -449,7 +448,7 @@ class Replicas:
         return float(one.probability), float(one.delay), self._straggler_seed
 
     def set_exchange(self, exchange: str) -> None:
-        """What partners exchange from here on, in place of what "auto" has become. Collective."""
+        """Set the exchange between partners from here on, in place of the resolved "auto". Collective."""
         if self.exchange != exchange:
             self.exchange = exchange
             self._make()
@@ -462,17 +461,17 @@ class Replicas:
         return own, self.core.exchange.consensus_weights(), self.net
 
     def put_weights_back(self, weights: tuple[list[Arrays], Arrays, Model]) -> None:
-        """Every rank, and a centre, gets the weights that copy_weights gave; moments and step stay. Collective.
+        """Give every rank, and a centre, the weights of copy_weights; moments and step stay. Collective.
 
-        What refers to other weights begins anew, as in load_weights; the mean of the replicas is that of the copy. If
-        the network has shrunk since then, it has its former size again, and moments begin at zero.
-        Where fit ends with one model for all (final_mix), they then become the consensus of what was put back.
+        State that refers to other weights begins anew, as in load_weights; the mean of the replicas is that of the
+        copy. If the network has shrunk since then, it has its former size again, and moments begin at zero.
+        If fit ends with one model for all (final_mix), the replicas then become the consensus of the restored weights.
         """
         own, consensus, net = weights
         with self.agreed("weights that come back"):
             pass
         self.core.exchange.settle()
-        with uninterrupted():  # a network that has grown again is without weights until it has these
+        with uninterrupted():  # a network that has grown again has no weights before these are loaded
             if not net.same_network(self.net):
                 self.core.restore_graph(net.graph)
                 self._is_now(net)
@@ -489,9 +488,9 @@ class Replicas:
     # ---- the middle of an epoch
 
     def where_in_epoch(self) -> Record | None:
-        """Where training is in an epoch, in terms of JSON, with what each rank has counted; None: between two.
+        """The position of training in an epoch, in terms of JSON, with the counts of each rank; None: between two.
 
-        Before fit goes on with a checkpoint of the middle of an epoch, what that says.
+        Before fit continues from a checkpoint of the middle of an epoch: the checkpoint's position.
 
         At rest. Collective.
         """
@@ -503,7 +502,8 @@ class Replicas:
         return at | {"counts": counts}
 
     def go_on(self, position: Record) -> int:
-        """Go on where where_in_epoch() was, in the batches of this fit; the steps done in the epoch. Collective."""
+        """Continue at the position of where_in_epoch(), in the batches of this fit; returns the steps done.
+        Collective."""
         assert self.batches is not None
         wanted, core = self.batches.size, self.core
         carried = [core.carried(local) for local in range(self.team.local)]
@@ -521,16 +521,16 @@ class Replicas:
     # ---- another size
 
     def become(self, plan: _core.ShrinkPlan) -> None:
-        """The network without the units that leave by a plan; training goes on with the next batch. Collective."""
+        """Remove the units of a plan from the network; training continues with the next batch. Collective."""
         net = self.net.resized(plan.outputs)
         try:
             self.core.apply_shrink(plan, net.graph)
-        finally:  # Ctrl-C may come between the two, and the next save describes what the core has
+        finally:  # after a Ctrl-C between the two, the next save must describe the core's network
             if self.core.graph is net.graph:
                 self._is_now(net)
 
     def adopt(self, net: Model) -> None:
-        """This network, in the initial state: what has been trained is dropped. Collective."""
+        """Take this network, in the initial state: all training is dropped. Collective."""
         self._core = None
         self._is_now(net)
         self._make()
@@ -540,10 +540,10 @@ class Replicas:
         self.__dict__["net"] = net
         self._describe_network()
 
-    # ---- what users see
+    # ---- output for users
 
     def say(self, text: str) -> None:
-        """A line on the screen, by rank 0, where fit shows its progress."""
+        """Print a line, by rank 0, beside fit's progress."""
         if self.rank == 0 and self.speaker is not None:
             self.speaker(text)
 
@@ -551,9 +551,9 @@ class Replicas:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step; to be set between epochs and steps, by callbacks too, to the same on every rank.
+        """The rate of the next step. Set it between epochs and steps, also in callbacks, to one value on every rank.
 
-        Once set, it stays until it is set again, in place of the optimiser's schedule. It is saved with checkpoints.
+        A set rate stays until it is set again, in place of the optimiser's schedule, and is saved with checkpoints.
         """
         return self.optimizer.rate(self.step) if self.set_rate is None else self.set_rate
 
@@ -570,7 +570,7 @@ class Replicas:
     def prepare_rates(self, steps: int, agree: bool = True) -> float:
         """Give the core the rates of the next steps; returns the last one's.
 
-        agree: compare them first, ValueError on all ranks where they differ; collective.
+        agree: compare them first, ValueError on all ranks if they differ; collective.
         """
         last = self.step + steps - 1
         if agree:
@@ -583,10 +583,10 @@ class Replicas:
         return _core.rate(rates, last)
 
     def _rates(self, last: int) -> dict[str, Any]:
-        """Those of the steps from this one to the `last`."""
+        """The rates of the steps from the current one to the `last`."""
         if self.set_rate is not None:
             return {"kind": "constant", "lr": self.set_rate}
-        first = max(self.step - 1, 0)  # what is in flight may still belong to the step before
+        first = max(self.step - 1, 0)  # exchanges in flight may still belong to the step before
         return self.optimizer.rates(first, last + 1 - first)
 
     def _rates_text(self, rates: dict[str, Any], last: int) -> str:
@@ -598,7 +598,7 @@ class Replicas:
     # ---- state, at rest
 
     def rank_state(self, local: int) -> dict[str, Arrays]:
-        """mixing.read of a local rank, and under CARRIED, if layers carry state from batch to batch, that."""
+        """mixing.read of a local rank; plus, under CARRIED, the state that layers carry from batch to batch, if any."""
         found = mixing.read(self.core.exchange, local)
         carried = self.core.carried(local)
         return found | {CARRIED: carried} if carried else found
@@ -611,7 +611,7 @@ class Replicas:
     def set_state(
         self, step: int, parts: Sequence[dict[str, Arrays]], consensus: Arrays, trained: int | None = None
     ) -> None:
-        """Go on from what state() gave, by mixing.resume. trained: None: all ranks have. Collective."""
+        """Continue from the result of state(), by mixing.resume. trained: None: all ranks have. Collective."""
         mixing.resume(self.core.exchange, parts, consensus, trained or self.size)
         for local, part in enumerate(parts):
             self.core.load_carried(part.get(CARRIED, {}), local)
@@ -641,18 +641,18 @@ class Replicas:
 
     @property
     def where(self) -> str:
-        """How far training is, as the text of an error between epochs begins."""
+        """The position of training; the text of an error between epochs begins with it."""
         return f"step {self.step}, between epochs"
 
     @contextlib.contextmanager
     def agreed(self, place: str = "") -> Iterator[agreement.Agreement]:
-        """agreement.agreed of the collective call that this is in, or of a place in it. A call begins with it."""
+        """agreement.agreed of the current collective call, or of a place in it. A call begins with it."""
         self.team.check_collectives()
         with agreement.agreed(self.team, stall.current(place), f"step {self.step}") as one:
             yield one
 
     def set_algorithms(self, described: list[Record], saved: bool = False) -> None:
-        """How convolutions are computed from now on, the same on all ranks. saved: a checkpoint says so."""
+        """Set the algorithms of convolutions from now on, equal on all ranks. saved: they are a checkpoint's."""
         self.core.set_algorithms(algorithms.choices(described), algorithms.first_tables(described))
         self.algorithms, self.algorithms_saved = described, saved
 
@@ -660,7 +660,7 @@ class Replicas:
         """Every process's bytes, of any length, by rank. Collective."""
         return agreement.gather(self.team, data, self.where)
 
-    # ---- what it is, in terms of JSON
+    # ---- the trainer in terms of JSON
 
     def settings(self) -> Record:
         """All options by their names on the command line."""
@@ -694,11 +694,11 @@ class Replicas:
         }
 
     def strategy_settings(self) -> Record:
-        """The strategy's options, and what became of those that it leaves to the trainer."""
+        """The strategy's options, with those that it leaves to the trainer resolved."""
         return self.strategy.settings() | ({} if self.exchange is None else {"exchange_used": self.exchange})
 
     def describe(self) -> None:
-        """Write into the history what trains: settings, environment, schedule, tuning, model."""
+        """Write settings, environment, schedule, tuning and model into the history."""
         self.history.settings = self.settings()
         used = {"backend": self.core.backend, "isa": self.core.isa, "costs": self.costs}
         self.history.environment = environment.environment(self.threads) | used
@@ -715,7 +715,7 @@ class Replicas:
         self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
 
     def describe_apoptosis(self) -> None:
-        """Write into the history what may leave, and what cannot; events are added to it."""
+        """Write the layers that may shrink, and those that cannot, into the history; events are added to it."""
         born, before = self.born, self.history.apoptosis
         self.history.apoptosis = {
             "options": None if self.apoptosis is None else self.apoptosis.settings(),
@@ -726,7 +726,7 @@ class Replicas:
         }
 
     def _schedule(self) -> Record:
-        """The report's facts about who meets whom; empty where no schedule says."""
+        """The report's facts about partners; empty without a schedule."""
         if not isinstance(self.strategy, strategies.GossipGraD):
             return {}
         topology, rotate = strategies.core_topology(self.strategy.topology), self.strategy.rotate

@@ -23,7 +23,7 @@ _POSITIONS = ("epoch", "steps")
 
 
 def _writer_class() -> Any:
-    """tensorboardX's or torch's SummaryWriter; ImportError says how to get one."""
+    """tensorboardX's or torch's SummaryWriter; ImportError with advice if both are missing."""
     for module in ("tensorboardX", "torch.utils.tensorboard"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(module).SummaryWriter
@@ -39,16 +39,16 @@ class TensorBoard(Callback):
 
         trainer.fit(train, validation=test, epochs=5, callbacks=[gg.TensorBoard("runs/gossip")])
 
-    folder     of the logs, one a run; made where it is not there. `tensorboard --logdir runs` shows all runs below.
+    folder     of the logs, one a run; created if missing. `tensorboard --logdir runs` shows all runs below.
     histograms also of the consensus model's weights, after each epoch.
-    writer     in place of one that is made: anything with add_scalar(tag, value, step), add_text, add_histogram, flush;
-               it is not closed. folder is then None.
+    writer     instead of a new one: anything with add_scalar(tag, value, step), add_text, add_histogram, flush; it is
+               not closed. folder is then None.
 
     Tags are the dotted names of the record with a slash for the dot, as "validation/accuracy". "progress/loss" is the
     epoch's loss so far on the ranks of the first process, a few times a second. "settings" is a text. Rank 0 alone
-    writes. A resumed run goes on in the same folder: what an interrupted one wrote after the step of the checkpoint is
-    replaced. ImportError without tensorboardX and torch's writer. What cannot be written, as on a full disk, is a
-    warning, once, and training goes on.
+    writes. A resumed run continues in the same folder and replaces records after the checkpoint's step. ImportError
+    without tensorboardX and torch's writer. If writing fails, as on a full disk, one warning says so, and training
+    continues.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class TensorBoard(Callback):
                 self._write("add_scalar", name.replace(".", "/"), float(value), trainer.step)
         self._write("add_scalar", "epoch", record["epoch"], trainer.step)
         if self.histograms:
-            for name, weights in trainer.consensus_weights().items():  # of all ranks, so on all ranks
+            for name, weights in trainer.consensus_weights().items():  # collective, so on all ranks
                 self._write("add_histogram", f"weights/{name.replace('.', '/')}", weights, trainer.step)
         self._write("flush")
 

@@ -1,4 +1,4 @@
-"""Measuring which algorithm and which table of operations is the fastest for a network, where a trainer is to tune."""
+"""Measuring the fastest algorithms and the fastest table of operations for a network, if a trainer is to tune."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gossipgrad.training.replicas import Replicas
 def measured(
     replicas: Replicas, batch: int, training: bool, pays: bool, budget: algorithms.Budget, shown: bool
 ) -> list[Record]:
-    """The algorithms of the convolutions of a step with this batch, as trainer.algorithms has them. By rank 0.
+    """The algorithms of the convolutions of a step with this batch, as in trainer.algorithms. By rank 0.
 
-    pays: measure those that the cache does not know. shown: say on the screen that it is measured.
+    pays: measure those missing in the cache. shown: print that it measures.
     """
     if replicas.device.startswith("cuda"):
         where = algorithms.gpu(environment.devices()["gpu"], replicas.device, replicas.dtype, replicas.precision)
@@ -28,10 +28,11 @@ def measured(
     orders = algorithms.ordered(replicas.algorithms)
     passes = algorithms.PASSES if training else algorithms.PASSES[:1]
     bar = Bar("measuring algorithms", shown)
-    rows: list[tuple[algorithms.Key, str, str, float]] = []  # that this call has measured
-    seen: dict[str | None, algorithms.Measured] = {}  # for a cache that cannot be written
+    rows: list[tuple[algorithms.Key, str, str, float]] = []  # measured by this call
+    seen: dict[str | None, algorithms.Measured] = {}  # for an unwritable cache
 
-    # Given to each measurement, not set: if one fails, this rank goes on as the others do.
+    # An argument of each measurement, not a setting: if one fails, this rank continues as the others do.
+
     def convolutions(first: str | None, within: float | None = None) -> algorithms.Measured:
         def measure(missing: list[algorithms.Key]) -> list[tuple[algorithms.Key, str, str, float]]:
             made: list[tuple[algorithms.Key, str, str, float]] = []
