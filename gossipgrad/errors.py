@@ -253,7 +253,7 @@ LARGEST = float(np.finfo(np.float32).max)  # max number of the core
 def integer(argument: str, value: Any, low: int, high: int = HIGHEST) -> int:
     """`value` as an int in low..high."""
     whole = isinstance(value, int) and not isinstance(value, bool)
-    unlimited = high == HIGHEST and not (whole and value > high)
+    unlimited = high >= 2**31 - 1 and not (whole and value > high)
     allowed = f"an integer of at least {low}" if unlimited else f"an integer in {low}..{high}"
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError(f"{argument}={value!r}: allowed: {allowed}")
