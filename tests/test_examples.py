@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -169,6 +171,8 @@ def test_numbers_that_cannot_be(run, capsys, name, option, value):
 def test_unknown_words_are_refused(run, capsys, name):
     if name.startswith("torch"):
         pytest.importorskip("torch")
+    if name == "torch_huggingface.py":
+        transformers_or_skip()
     with pytest.raises(SystemExit) as ended:
         run(name, "--no-such-option", *(["--data", "nowhere"] if name == "resnet18_overfits.py" else []))
     assert ended.value.code == 2
