@@ -206,15 +206,17 @@ void gg_sgemm_paired_run(const gg_paired_kernels *kernels, const gg_sgemm *p, co
     else run_strips(&j, threads);
 }
 
+/* Kernels of a level for which paired products were chosen, so there are some. */
+static const gg_paired_kernels *chosen(gg_isa isa) { return gg_cpu_kernels_for(isa)->paired; }
+
 static void paired_pack(gg_isa isa, const gg_packed_side *s, int64_t begin, int64_t end) {
     float *out = (float *)s->out + begin / GG_PAIRED_LANES * gg_paired_group_step(s->terms);
     for (int64_t part = 0; part < gg_paired_parts(s->terms); ++part)
-        pack_part(gg_paired_kernels_for(isa), s, part, begin, end,
-                  out + part * gg_paired_part_step(s->count, s->terms));
+        pack_part(chosen(isa), s, part, begin, end, out + part * gg_paired_part_step(s->count, s->terms));
 }
 
 static void paired_run(gg_isa isa, const gg_sgemm *p, const float *row_bias, int threads, void *scratch) {
-    gg_sgemm_paired_run(gg_paired_kernels_for(isa), p, row_bias, threads, scratch);
+    gg_sgemm_paired_run(chosen(isa), p, row_bias, threads, scratch);
 }
 
 static size_t paired_side_bytes(int64_t count, int64_t terms) {
@@ -250,7 +252,7 @@ static void paired_multiply(gg_isa isa, const gg_packed_product *p) {
                                            .add = p->add || part > 0,
                                            .relu = p->relu && part == parts - 1,
                                            .next = used_next(p, part, parts)};
-        gg_paired_kernels_for(isa)->multiply(&product);
+        chosen(isa)->multiply(&product);
     }
 }
 
