@@ -69,7 +69,6 @@ static void forget_shared(gg_device *device, const void *block) {
 bool gg_device_shares(const gg_device *device, const void *at) { return find_shared(device, at) != NULL; }
 
 void gg_device_send_own(gg_device *device) { device->own_messages = true; }
-bool gg_device_sends_own(const gg_device *device) { return device->own_messages; }
 
 bool gg_device_owns_message(const gg_device *device, const void *at) {
     const struct gg_shared_block *block = device->own_messages ? find_shared(device, at) : NULL;

@@ -106,7 +106,6 @@ void gg_device_free_host(gg_device *device, void *block); /* waits for all work;
 /* Declares that the transport reads and writes memory of this separate device. Later gg_device_alloc_message and
  * gg_device_alloc_landing return device memory. */
 void gg_device_send_own(gg_device *device);
-bool gg_device_sends_own(const gg_device *device);
 /* True if `at` lies in device memory of gg_device_alloc_message. Never waits. */
 bool gg_device_owns_message(const gg_device *device, const void *at);
 /* Address of device memory for a transport; `at` itself for host memory. */

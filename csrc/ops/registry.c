@@ -18,10 +18,6 @@ void gg_registry_add(const gg_device_kind *kind) {
     if (kind_count < MOST_KINDS) kinds[kind_count++] = kind;
 }
 
-int gg_registry_kinds(void) { return kind_count; }
-
-const gg_device_kind *gg_registry_kind(int i) { return kinds[i]; }
-
 static const gg_device_kind *named(const char *name, size_t length) {
     for (int i = 0; i < kind_count; ++i)
         if (strlen(kinds[i]->name) == length && strncmp(kinds[i]->name, name, length) == 0) return kinds[i];

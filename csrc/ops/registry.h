@@ -35,8 +35,6 @@ typedef struct gg_device_kind {
 
 /* Adds a kind, which stays the caller's; replaces a kind of equal name. */
 void gg_registry_add(const gg_device_kind *kind);
-int gg_registry_kinds(void);
-const gg_device_kind *gg_registry_kind(int i);
 /* The kind and the number of a device's name; GG_ERROR_ARGUMENT names the allowed ones. */
 gg_status gg_registry_find(const char *name, const gg_device_kind **kind, int *number);
 
