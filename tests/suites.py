@@ -68,6 +68,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if option.numprocesses is None and option.dist == "no" and not option.tx:
         option.numprocesses = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
         option.dist = "loadfile"
+        option.maxworkerrestart = "0"  # with "loadfile" and a new process, xdist 3.8 waits for ever after a crash
 
 
 def _mark_cases(items: list[pytest.Item]) -> None:

@@ -451,7 +451,7 @@ class _Persistent:
 
 def test_passes_that_share_an_iterator_are_an_error():
     """Those of a virtual cluster's ranks, and of training and evaluating in turn, which is allowed."""
-    data = gg.data.from_iterable(_Persistent(40, 5), stream=True)
+    data = gg.data.from_iterable(_Persistent(4000, 5), stream=True)  # more batches than a rank reads ahead
     words = "begun the iterator of this one anew.*persistent_workers"
     with _regression(2) as trainer, pytest.raises(gg.DataError, match=words):
         trainer.fit(data, batch_size=5, progress=False)
