@@ -277,16 +277,25 @@ class Trainer:
 
         A list: the own part of each local rank, instead of one set for all ranks. shard: interleaved contiguous.
         """
-    def epoch(self, epoch: int, step: int = 0, begun: int = 0, done: list[int] | None = None) -> None:
+    def epoch(
+        self,
+        epoch: int,
+        step: int = 0,
+        begun: int = 0,
+        done: list[int] | None = None,
+        divisions: list[list[int]] | None = None,
+    ) -> None:
         """Starts epoch `epoch` (from 0), or continues at its step `step`, 0 to its steps.
 
         done: for each training rank the samples read by the steps before `begun`, in batches of other sizes.
+        divisions: for each earlier number of ranks in this epoch the samples that its ranks have read there.
 
         Orders the samples, including those shuffled among the ranks; zeroes the sums, and the state that layers carry.
         The steps from `step` on read the same samples as in an uninterrupted epoch.
         """
     def position(self) -> dict[str, Any]:
-        """The arguments of epoch() to continue here, and "steps": those of this epoch."""
+        """The arguments of epoch() to continue here; "steps" of this epoch; "read": the samples that each training rank
+        has read since the last of `divisions`."""
     def counts(self) -> list[dict[str, Any]]:
         """For each local rank since the epoch began: the parts of an epoch's sums. At rest, for checkpoints."""
     def set_counts(self, counts: list[dict[str, Any]], /) -> None: ...

@@ -132,8 +132,8 @@ class Trainer(Replicas):
                            each rank's.
         validate_replicas  validates every rank's own weights as well.
         resume             a checkpoint: continue from it, up to `epochs` epochs in all, as if training had never
-                           stopped. A checkpoint of another number of ranks must be saved between two epochs. All ranks
-                           then begin with the consensus weights and the mean of the ranks' moments.
+                           stopped. On another number of ranks all begin with the consensus weights and
+                           the mean of the ranks' moments, and share what is left of the epoch.
         callbacks          one or several (gossipgrad.callbacks). StopOnNaN and, with `progress`, a ProgressBar are
                            added. EarlyStopping, Checkpoint, ReduceOnPlateau compare the epochs of this fit alone; with
                            `resume` also those of the fit that saved the checkpoint.
@@ -663,7 +663,7 @@ class Trainer(Replicas):
         metrics: None: those of the checkpoint that have names of gossipgrad.metrics; it holds no functions.
         apoptosis: None: as in the checkpoint. A probe of the user's own samples is not in the checkpoint; the same
         number of the training set's samples replaces it.
-        CheckpointError: not a checkpoint, damaged, or saved within an epoch on another number of ranks.
+        CheckpointError: not a checkpoint, or damaged.
         """
         try:
             _, description = checkpoint_files.read(path)

@@ -155,22 +155,115 @@ def test_carried_state_begins_anew(tmp_path):
         assert not any(array.any() for array in after.rank_state(local).get("carried", {}).values())
 
 
-def test_within_an_epoch_as_many_are_needed(data, tmp_path):
-    class Save(gg.Callback):
-        every = 3
+class Saving(gg.Callback):
+    """Saves after a step, and stops there."""
 
-        def on_step(self, trainer, step):
-            trainer.save(tmp_path / "c")
+    def __init__(self, path, step):
+        self.path, self.at, self.every = path, step, step
 
-    fit(make(3), data, 1, callbacks=[Save()])
-    with pytest.raises(gg.CheckpointError, match="in the middle of epoch 1, on 3 ranks; .* here are 2.*load_weights"):
-        fit(make(2), data, 2, resume=tmp_path / "c")
+    def on_step(self, trainer, step):
+        if step == self.at:
+            trainer.save(self.path)
+            raise KeyboardInterrupt
+
+
+def one_weight_each(samples, targets=None):
+    """Sample i alone moves weight i: a weight that is still 0 has not been trained on."""
+    x = np.eye(samples, dtype=np.float32)
+    y = np.full((samples, 1), 4, np.float32) if targets is None else targets
+    return gg.Dataset(x, y)
+
+
+def trainer_of_weights(p, samples, strategy=None, **options):
+    net = gg.Sequential([gg.Linear(1, bias=False)], input=(samples,))
+    net.load_weights({name: np.zeros_like(array) for name, array in net.weights().items()})
+    options = {"seed": 3, "optimizer": gg.SGD(lr=0.1), "strategy": strategy, "comm": gg.VirtualCluster(p)} | options
+    return gg.Trainer(net, loss="mean_squared_error", **options)
+
+
+def interrupted(trainer, data, path, step, **options):
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(data, progress=False, callbacks=[Saving(path, step)], **options)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("p", "q"), [(3, 2), (2, 3), (4, 1), (1, 4), (5, 3)])
+def test_the_rest_of_an_epoch_goes_on_on_other_ranks(p, q, shuffle, tmp_path):
+    """The samples that nobody has read are read once."""
+    data, path = one_weight_each(59), tmp_path / "c"
+    with trainer_of_weights(p, 59, gg.AllReduce()) as before:
+        interrupted(before, data, path, 2, batch_size=4, epochs=2, shuffle=shuffle)
+        read = {i for i, weight in enumerate(next(iter(before.weights().values())).ravel()) if weight}
+    assert len(read) == 2 * 4 * p
+    with trainer_of_weights(q, 59, gg.AllReduce()) as after, pytest.warns(UserWarning, match="here are"):
+        history = after.fit(data, progress=False, batch_size=3, epochs=1, shuffle=shuffle, resume=path)
+        weights = next(iter(after.weights().values())).ravel()
+        assert (weights != 0).all()
+        assert history.last["samples"] == 59
+        left, batch = 59 - len(read), 3 * q
+        assert history.last["steps"] == 2 + -(-left // batch)
+        # Plain SGD on the mean over a step's samples: each weight has the step of its own.
+        moved = {round(float(weight), 6) for i, weight in enumerate(weights) if i in read}
+        assert moved == {round(0.1 * 2 * 4 / (4 * p), 6)}
+
+
+def test_an_epoch_on_three_numbers_of_ranks(tmp_path):
+    """With a change of the batch size in between; the next epoch is whole."""
+    data, path = one_weight_each(61), tmp_path / "c"
+    with trainer_of_weights(4, 61) as first:
+        interrupted(first, data, path, 3, batch_size=2, epochs=3)
+    with trainer_of_weights(3, 61) as second, pytest.warns(UserWarning, match="here are"):
+        interrupted(second, data, path, 5, batch_size=3, epochs=3, resume=path)
+    with trainer_of_weights(2, 61) as third, pytest.warns(UserWarning, match="here are"):
+        history = third.fit(data, progress=False, batch_size=4, epochs=3, resume=path)
+        assert [one["samples"] for one in history.epochs] == [61, 61, 61]
+        assert [one["steps"] for one in history.epochs] == [5 + -(-(61 - 24 - 18) // 8), 8, 8]
+        assert (next(iter(third.weights().values())) != 0).all()
+
+
+@pytest.mark.parametrize("step", [3, 5, 7])
+def test_what_goes_on_on_other_ranks_is_saved_and_resumed_to_the_bit(step, data, tmp_path):
+    def go_on(path, epochs, **options):
+        trainer = make(2, gg.GossipGraD())
+        return trainer, lambda: gone_on(trainer, path, data, epochs, **options)
+
+    with make(3, gg.GossipGraD()) as before:
+        interrupted(before, data[0], tmp_path / "a", 2, batch_size=4, epochs=2)
+    whole, run = go_on(tmp_path / "a", 2, callbacks=[gg.Checkpoint(tmp_path / "unread", every=step)])
+    run()
+    part, run = go_on(tmp_path / "a", 2, callbacks=[Saving(tmp_path / "b", step)])
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    with make(2, gg.GossipGraD()) as again:
+        history = fit(again, data, 2, resume=tmp_path / "b")
+        for name, array in again.weights().items():
+            np.testing.assert_array_equal(array, whole.weights()[name], err_msg=name)
+        assert [one["samples"] for one in history.epochs] == [48, 48]
+    whole.close(), part.close()
+
+
+def test_an_epoch_whose_record_was_left_ends_on_other_ranks(tmp_path):
+    """With drop_last: what the first ranks left out stays out."""
+    data, path = one_weight_each(22), tmp_path / "c"
+    with trainer_of_weights(3, 22) as before:
+        interrupted(before, data, path, 2, batch_size=3, epochs=1, drop_last=True)
+    with trainer_of_weights(2, 22) as after, pytest.warns(UserWarning, match="here are"):
+        history = after.fit(data, progress=False, batch_size=2, epochs=2, drop_last=True, resume=path)
+        assert [one["samples"] for one in history.epochs] == [18, 20]
+
+
+def test_what_cannot_go_on_on_other_ranks_within_an_epoch(data, tmp_path):
+    with make(3, gg.GossipGraD(shuffle_samples=True)) as before:
+        interrupted(before, data[0], tmp_path / "c", 2, batch_size=4)
+    words = "shuffle_samples, in the middle of epoch 1, on 3 ranks; .* here are 2.*load_weights"
+    with make(2, gg.GossipGraD(shuffle_samples=True)) as after, pytest.raises(gg.CheckpointError, match=words):
+        fit(after, data, 2, resume=tmp_path / "c")
 
 
 def test_mpi_and_a_virtual_cluster_go_on_alike(data, tmp_path, mpirun):
+    """In the middle of an epoch."""
     before = make(3, gg.AllReduce(), compression=COMPRESSION)
-    fit(before, data, 2)
-    before.save(tmp_path / "c")
+    interrupted(before, data[0], tmp_path / "c", 6, batch_size=4, epochs=2)
     history = gone_on(make(2, gg.AllReduce(), compression=COMPRESSION), tmp_path / "c", data, 4)
     script = tmp_path / "resume.py"
     script.write_text(

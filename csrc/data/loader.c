@@ -13,24 +13,33 @@ struct gg_loader {
     int64_t *counts; /* of the sharding; NULL: none */
     int64_t first;   /* of a range: its first sample */
     bool range;
-    int64_t count; /* of the rank's shard */
+    int64_t count; /* of this rank in this epoch: its shard, or its share of `left` */
     int64_t whole; /* steps of an epoch that is read from its beginning in batches of this size */
     int64_t epoch;
-    int64_t steps;         /* of this epoch */
-    int64_t begun;         /* the first of them that reads batches of this size */
-    int64_t *done;         /* samples of each rank that the steps before it have read */
+    int64_t steps;  /* of this epoch */
+    int64_t begun;  /* the first of them that reads batches of this size */
+    int64_t *done;  /* samples of each rank that the steps before it have read */
+    uint32_t *left; /* the samples that divisions have left, for all ranks; NULL: the epoch began on these */
+    int64_t left_count;
     uint32_t *order;       /* its samples in this epoch's order: numbers in the set, or slots of the copy */
     uint32_t *rows;        /* where these lie, if the set has rows of its own and there is no copy; else NULL */
     gg_prefetch *prefetch; /* NULL: all fields are in memory */
     int64_t expected;      /* the step that the prefetch reads for next; -1: it does not read */
 };
 
+enum { WHOLE = -1 }; /* in place of the samples that divisions have left */
+
+static int64_t share_of(const gg_sharding *sharding, int64_t left, int rank) {
+    return left == WHOLE ? gg_sharding_slots(sharding, rank) : gg_division_share(left, sharding->size, rank);
+}
+
 /* The least and the most samples that a rank has, without those that it has read; done NULL: none. */
-static void find_extremes(const gg_sharding *sharding, const int64_t *done, int64_t *smallest, int64_t *largest) {
+static void find_extremes(const gg_sharding *sharding, int64_t left, const int64_t *done, int64_t *smallest,
+                          int64_t *largest) {
     *smallest = INT64_MAX;
     *largest = 0;
     for (int rank = 0; rank < sharding->size; ++rank) {
-        int64_t slots = gg_sharding_slots(sharding, rank) - (done != NULL ? done[rank] : 0);
+        int64_t slots = share_of(sharding, left, rank) - (done != NULL ? done[rank] : 0);
         if (slots < *smallest) *smallest = slots;
         if (slots > *largest) *largest = slots;
     }
@@ -57,7 +66,7 @@ static gg_status check_own(const gg_dataset *set, const gg_loader_options *optio
 
 gg_status gg_loader_check_batch(const gg_sharding *sharding, bool full, int64_t batch) {
     int64_t smallest, largest;
-    find_extremes(sharding, NULL, &smallest, &largest);
+    find_extremes(sharding, WHOLE, NULL, &smallest, &largest);
     int64_t most = sharding->kind == GG_SHARD_OWN && !full ? largest : smallest;
     if (batch < 1 || batch > most)
         return gg_fail(GG_ERROR_ARGUMENT,
@@ -97,9 +106,11 @@ int64_t gg_loader_steps(const gg_loader *loader) { return loader->steps; }
 
 int64_t gg_loader_exchanges(const gg_loader *loader, int64_t step) { return loader->epoch * loader->whole + step; }
 
-/* Samples of a rank's shard. A range is one rank's. */
+static int64_t left_count(const gg_loader *loader) { return loader->left != NULL ? loader->left_count : WHOLE; }
+
+/* Samples of a rank in this epoch. A range is one rank's. */
 static int64_t shard_of(const gg_loader *loader, int rank) {
-    return loader->range ? loader->count : gg_sharding_slots(&loader->options.sharding, rank);
+    return loader->range ? loader->count : share_of(&loader->options.sharding, left_count(loader), rank);
 }
 
 /* Where step t of `steps` starts that share fewer samples than full batches want. Batches of streams do not grow. */
@@ -133,21 +144,26 @@ void gg_loader_done(const gg_loader *loader, int64_t step, int64_t *done) {
     for (int rank = 0; rank < loader->options.sharding.size; ++rank) done[rank] = batch_begin(loader, rank, step);
 }
 
+void gg_loader_read_by(const gg_loader *loader, int64_t step, int64_t *read) {
+    gg_loader_done(loader, step, read);
+    if (loader->options.batch > 1 || loader->options.drop_last) return;
+    for (int rank = 0; rank < loader->options.sharding.size; ++rank) {
+        const int64_t all = shard_of(loader, rank);
+        if (loader->done[rank] + step - loader->begun >= all) read[rank] = all;
+    }
+}
+
 int64_t gg_loader_begun(const gg_loader *loader) { return loader->begun; }
 const int64_t *gg_loader_read_before(const gg_loader *loader) { return loader->done; }
 
+static bool is_shuffled(const gg_loader *loader) {
+    const bool ordered = loader->set.streams || (loader->set.source != NULL && loader->set.source->ordered);
+    return loader->options.shuffle && !ordered;
+}
+
 /* Slots 0 to n-1, permuted where the order is shuffled. */
 static void order_slots(gg_loader *loader, int64_t epoch, int rank, uint32_t n) {
-    const gg_random_key key = {
-        .seed = loader->options.seed,
-        .purpose = GG_RANDOM_SHUFFLE,
-        .rank = (uint32_t)rank,
-        .step = (uint64_t)epoch,
-    };
-    const bool ordered = loader->set.streams || (loader->set.source != NULL && loader->set.source->ordered);
-    if (loader->options.shuffle && !ordered) gg_random_permutation(&key, n, loader->order);
-    else
-        for (uint32_t i = 0; i < n; ++i) loader->order[i] = i;
+    gg_division_order(loader->options.seed, rank, epoch, is_shuffled(loader), n, loader->order);
 }
 
 /* Numbers of the samples in slots 0 to n-1. With OWN a slot is a sample of the rank's own set. */
@@ -203,7 +219,10 @@ static void order_streams(gg_loader *loader) {
 
 static void order_epoch(gg_loader *loader, int64_t epoch) {
     loader->epoch = epoch;
-    if (loader->set.streams) order_streams(loader);
+    if (loader->left != NULL)
+        for (int64_t i = 0; i < loader->count; ++i)
+            loader->order[i] = loader->left[i * loader->options.sharding.size + loader->options.rank];
+    else if (loader->set.streams) order_streams(loader);
     else if (loader->options.copy != NULL || loader->options.moving) order_common(loader, epoch);
     else {
         order_slots(loader, epoch, loader->options.rank, (uint32_t)loader->count);
@@ -226,16 +245,17 @@ static int64_t rows_of_step(void *context, int64_t step, const uint32_t **rows) 
 
 /* Steps of an epoch whose batches are of this size from step `begun` on, after done[r] samples of each rank r; NULL
  * means none. */
-static int64_t steps_from(const gg_loader *loader, int64_t begun, const int64_t *done) {
+static int64_t steps_from(const gg_loader *loader, int64_t left, int64_t begun, const int64_t *done) {
     const gg_loader_options *o = &loader->options;
     int64_t smallest = loader->count, largest = loader->count;
-    if (!loader->range) find_extremes(&o->sharding, done, &smallest, &largest);
+    if (!loader->range) find_extremes(&o->sharding, left, done, &smallest, &largest);
     return begun + (o->drop_last ? smallest / o->batch : (largest + o->batch - 1) / o->batch);
 }
 
 static void begin_at(gg_loader *loader, int64_t begun, const int64_t *done) {
-    loader->steps = steps_from(loader, begun, done);
+    loader->steps = steps_from(loader, left_count(loader), begun, done);
     loader->begun = begun;
+    loader->count = shard_of(loader, loader->options.rank);
     for (int rank = 0; rank < loader->options.sharding.size; ++rank) loader->done[rank] = done != NULL ? done[rank] : 0;
 }
 
@@ -323,6 +343,7 @@ void gg_loader_destroy(gg_loader *loader) {
     gg_free(loader->rows);
     gg_free(loader->counts);
     gg_free(loader->done);
+    gg_free(loader->left);
     gg_free(loader);
 }
 
@@ -335,19 +356,71 @@ static void read_ahead(gg_loader *loader, int64_t step) {
     loader->expected = step;
 }
 
-void gg_loader_seek(gg_loader *loader, int64_t epoch, int64_t step) { gg_loader_resume(loader, epoch, step, 0, NULL); }
-
-void gg_loader_resume(gg_loader *loader, int64_t epoch, int64_t step, int64_t begun, const int64_t *done) {
-    if (loader->prefetch != NULL) gg_prefetch_stop(loader->prefetch); /* its threads read where batches begin */
-    loader->expected = -1;
-    begin_at(loader, begun, done);
-    order_epoch(loader, epoch);
-    if (step < loader->steps) read_ahead(loader, step);
+/* Of the sharding's ranks; `left` has been set. */
+static void loader_place(gg_loader *loader, const gg_position *at) {
+    begin_at(loader, at->begun, at->done);
+    order_epoch(loader, at->epoch);
+    if (at->next < loader->steps) read_ahead(loader, at->next);
 }
 
-gg_status gg_loader_check_position(const gg_loader *loader, int64_t step, int64_t begun, const int64_t *done) {
+static void stop_reading(gg_loader *loader) {
+    if (loader->prefetch != NULL) gg_prefetch_stop(loader->prefetch); /* its threads read where batches begin */
+    loader->expected = -1;
+    gg_free(loader->left);
+    loader->left = NULL;
+}
+
+void gg_loader_seek(gg_loader *loader, int64_t epoch, int64_t step) {
+    stop_reading(loader);
+    loader_place(loader, &(gg_position){.epoch = epoch, .next = step});
+}
+
+static gg_divided_epoch divided_epoch(const gg_loader *loader, const gg_position *at) {
+    return (gg_divided_epoch){
+        .sharding = &loader->options.sharding,
+        .seed = loader->options.seed,
+        .epoch = at->epoch,
+        .shuffle = is_shuffled(loader),
+        .divisions = at->divisions,
+        .division = at->division,
+    };
+}
+
+gg_status gg_loader_resume(gg_loader *loader, const gg_position *at) {
+    const gg_divided_epoch epoch = divided_epoch(loader, at);
+    const int ranks = loader->options.sharding.size;
+    stop_reading(loader);
+    if (at->divisions > 0) {
+        GG_TRY(gg_division_count(&epoch, ranks, &loader->left_count));
+        GG_TRY(gg_alloc((size_t)(loader->left_count + 1) * sizeof *loader->left, "samples left", &loader->left));
+        GG_TRY(gg_division_list(&epoch, ranks, loader->left));
+    }
+    loader_place(loader, at);
+    return GG_OK;
+}
+
+static gg_status check_divisions(const gg_loader *loader, const gg_position *at, int64_t *left) {
+    const gg_loader_options *o = &loader->options;
+    const char *cannot = loader->set.streams                ? "pieces of sequences"
+                         : o->sharding.kind == GG_SHARD_OWN ? "a set of each rank's own (sharded)"
+                         : o->copy != NULL || o->moving     ? "samples that move between ranks (shuffle_samples)"
+                                                            : NULL;
+    const gg_divided_epoch epoch = divided_epoch(loader, at);
+    *left = WHOLE;
+    if (at->divisions == 0) return GG_OK;
+    if (cannot != NULL)
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "an epoch that began on %d ranks goes on on %d: not with %s; allowed: between epochs",
+                       at->division[at->divisions - 1].ranks, o->sharding.size, cannot);
+    return gg_division_count(&epoch, o->sharding.size, left);
+}
+
+gg_status gg_loader_check_position(const gg_loader *loader, const gg_position *at) {
     const gg_sharding *sharding = &loader->options.sharding;
-    int64_t smallest, largest;
+    const int64_t step = at->next, begun = at->done != NULL ? at->begun : 0;
+    const int64_t *done = at->done;
+    int64_t smallest, largest, left;
+    GG_TRY(check_divisions(loader, at, &left));
     if (begun != 0 && loader->set.streams)
         return gg_fail(GG_ERROR_ARGUMENT,
                        "batches of another size from step %" PRId64
@@ -360,20 +433,20 @@ gg_status gg_loader_check_position(const gg_loader *loader, int64_t step, int64_
                        ", the number of samples",
                        begun, sharding->count);
     for (int rank = 0; done != NULL && rank < sharding->size; ++rank) {
-        const int64_t most = begun > 0 ? gg_sharding_slots(sharding, rank) : 0;
+        const int64_t most = begun > 0 ? share_of(sharding, left, rank) : 0;
         if (done[rank] < 0 || done[rank] > most)
             return gg_fail(GG_ERROR_ARGUMENT,
                            "rank %d: %" PRId64 " samples read before step %" PRId64
                            " of the epoch; allowed: 0 to %" PRId64,
                            rank, done[rank], begun, most);
     }
-    find_extremes(sharding, done, &smallest, &largest);
+    find_extremes(sharding, left, done, &smallest, &largest);
     if (smallest < 1 && largest > 0 && !loader->options.drop_last)
         return gg_fail(GG_ERROR_ARGUMENT,
                        "a rank has read all of its samples before step %" PRId64
                        " of the epoch, and another has %" PRId64 " left; allowed: at least one on every rank",
                        begun, largest);
-    const int64_t steps = steps_from(loader, begun, done);
+    const int64_t steps = steps_from(loader, left, begun, done);
     if (step < begun || step > steps)
         return gg_fail(GG_ERROR_ARGUMENT,
                        "step: %" PRId64 "; allowed in an epoch of %" PRId64 " steps are %" PRId64 " to %" PRId64, step,

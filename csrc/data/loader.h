@@ -3,6 +3,7 @@
 #define GG_DATA_LOADER_H
 
 #include "data/batch.h"
+#include "data/division.h"
 #include "data/shard.h"
 
 /* Division of the data among ranks and steps. */
@@ -35,10 +36,24 @@ typedef struct gg_data_options {
  * An epoch may continue with another batch size (gg_loader_resume). The samples that each rank has not read yet are
  * then read like a whole epoch.
  *
+ * An epoch may have begun on another number of ranks: gg_position's divisions, division.h. Not with OWN, copies, moving
+ * samples or streams.
+ *
  * Streams: each rank cuts its shard into `batch` runs. Row b of batch t is sample t of run b, which continues row b of
  * batch t - 1. Batches are as large as those of other sets. If the last batch is smaller, the first runs are longer by
  * a sample. No batch is larger than the previous one, so its rows continue. Nothing is shuffled. */
 typedef struct gg_loader gg_loader;
+
+/* A position of training in an epoch. */
+typedef struct gg_position {
+    int64_t epoch;
+    int64_t next;        /* the next step, 0 to the epoch's steps */
+    int64_t begun;       /* the first step on these ranks with batches of the current size */
+    const int64_t *done; /* samples of each training rank's order read by steps before `begun`; NULL means that begun is
+                          * 0. After divisions: by steps on these ranks */
+    int divisions;       /* 0: the epoch began on these ranks */
+    const gg_division *division;
+} gg_position;
 
 typedef struct gg_loader_options {
     gg_sharding sharding; /* its counts are copied */
@@ -63,18 +78,21 @@ int64_t gg_loader_steps(const gg_loader *loader); /* of this epoch */
 /* Orders the samples for epoch e = 0, 1, ..., and starts to read ahead from step `step`. The loader's former position
  * makes no difference. Allocates nothing. */
 void gg_loader_seek(gg_loader *loader, int64_t epoch, int64_t step);
-/* Like gg_loader_seek, in an epoch whose steps before `begun` had other batch sizes. Those steps read the first done[r]
- * samples of rank r's order. From step `begun` on the rest is read like a whole epoch, with the rules of last batches,
- * in equally many steps on every rank. The position must have been checked. */
-void gg_loader_resume(gg_loader *loader, int64_t epoch, int64_t step, int64_t begun, const int64_t *done);
-/* GG_ERROR_ARGUMENT if gg_loader_resume (done NULL: gg_loader_seek) cannot continue there: streams; numbers that fit no
- * such epoch. */
-gg_status gg_loader_check_position(const gg_loader *loader, int64_t step, int64_t begun, const int64_t *done);
+/* Like gg_loader_seek, in an epoch whose steps before `begun` had other batch sizes or ranks. Those steps read the
+ * first done[r] samples of rank r's order. From step `begun` on the rest is read like a whole epoch, with the rules of
+ * last batches, in equally many steps on every rank. The position must have been checked. Allocates with divisions
+ * only. */
+gg_status gg_loader_resume(gg_loader *loader, const gg_position *at);
+/* GG_ERROR_ARGUMENT if gg_loader_resume cannot continue there: streams; numbers that fit no such epoch. */
+gg_status gg_loader_check_position(const gg_loader *loader, const gg_position *at);
 int64_t gg_loader_begun(const gg_loader *loader); /* the first step of this epoch with batches of this size */
 const int64_t *
 gg_loader_read_before(const gg_loader *loader); /* samples of each rank read by steps before gg_loader_begun */
 /* Samples of each rank that the steps before `step`, from gg_loader_begun to gg_loader_steps, have read. */
 void gg_loader_done(const gg_loader *loader, int64_t step, int64_t *done);
+/* The same for a division: with batches of one, a rank whose last step reads its last sample a second time has read it.
+ */
+void gg_loader_read_by(const gg_loader *loader, int64_t step, int64_t *read);
 /* If samples move: exchanges of a batch made before step t is read. */
 int64_t gg_loader_exchanges(const gg_loader *loader, int64_t step);
 /* Samples of rank `rank` (any rank, pure) in step t of this epoch; 0 before gg_loader_begun. */

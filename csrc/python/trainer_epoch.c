@@ -63,16 +63,12 @@ static PyObject *py_trainer_with(PyObject *dict, const char *key, PyObject *valu
     return dict;
 }
 
-/* One number for each rank that trains; *out is freed by PyMem_Free. -1 with an exception. */
-static int read_counts_of_ranks(const gg_py_trainer *t, PyObject *list, int64_t **out) {
-    const Py_ssize_t ranks = gg_replica_workers(gg_trainer_replica(t->trainer, 0));
-    if (!PyList_Check(list) || PyList_GET_SIZE(list) != ranks) {
-        PyErr_Format(PyExc_ValueError, "done: must be a list of %zd numbers, one for each rank that trains", ranks);
-        return -1;
-    }
-    *out = PyMem_Calloc((size_t)ranks, sizeof **out);
+/* The numbers of a list; *out is freed by PyMem_Free. -1 with an exception. */
+static int read_numbers(PyObject *list, int64_t **out) {
+    const Py_ssize_t count = PyList_GET_SIZE(list);
+    *out = PyMem_Calloc((size_t)count + 1, sizeof **out);
     if (*out == NULL) PyErr_NoMemory();
-    for (Py_ssize_t i = 0; *out != NULL && i < ranks; ++i) {
+    for (Py_ssize_t i = 0; *out != NULL && i < count; ++i) {
         (*out)[i] = PyLong_AsLongLong(PyList_GET_ITEM(list, i));
         if (PyErr_Occurred()) {
             PyMem_Free(*out);
@@ -82,27 +78,90 @@ static int read_counts_of_ranks(const gg_py_trainer *t, PyObject *list, int64_t 
     return *out != NULL ? 0 : -1;
 }
 
+/* One number for each rank that trains. */
+static int read_counts_of_ranks(const gg_py_trainer *t, PyObject *list, int64_t **out) {
+    const Py_ssize_t ranks = gg_replica_workers(gg_trainer_replica(t->trainer, 0));
+    if (PyList_Check(list) && PyList_GET_SIZE(list) == ranks) return read_numbers(list, out);
+    PyErr_Format(PyExc_ValueError, "done: must be a list of %zd numbers, one for each rank that trains", ranks);
+    return -1;
+}
+
+static void free_divisions(gg_position *at) {
+    for (int k = 0; k < at->divisions; ++k) PyMem_Free((int64_t *)at->division[k].read);
+    PyMem_Free((gg_division *)at->division);
+}
+
+/* Fills the divisions, which free_divisions frees. -1 with an exception. */
+static int read_divisions(PyObject *list, gg_position *at) {
+    gg_division *division;
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "divisions: must be a list of lists of numbers");
+        return -1;
+    }
+    at->division = division = PyMem_Calloc((size_t)PyList_GET_SIZE(list) + 1, sizeof *division);
+    if (division == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(list); ++k, ++at->divisions) {
+        PyObject *read = PyList_GET_ITEM(list, k);
+        int64_t *numbers;
+        if (!PyList_Check(read)) {
+            PyErr_SetString(PyExc_TypeError, "divisions: must be a list of lists of numbers");
+            return -1;
+        }
+        if (read_numbers(read, &numbers) < 0) return -1;
+        division[k] = (gg_division){.ranks = (int)PyList_GET_SIZE(read), .read = numbers};
+    }
+    return 0;
+}
+
 static PyObject *py_trainer_epoch(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"epoch", "step", "begun", "done", NULL};
+    static char *names[] = {"epoch", "step", "begun", "done", "divisions", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     long long number, step = 0, begun = 0;
-    PyObject *done = Py_None;
+    PyObject *done = Py_None, *divisions = Py_None, *result = NULL;
     int64_t *read = NULL;
+    gg_position at = {.divisions = 0};
     gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|LLO:epoch", names, &number, &step, &begun, &done)) return NULL;
-    if (done != Py_None && read_counts_of_ranks(t, done, &read) < 0) return NULL;
-    const gg_position at = {.epoch = number, .next = step, .begun = begun, .done = read};
-    if (!gg_py_trainer_enter(t)) {
-        PyMem_Free(read);
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|LLOO:epoch", names, &number, &step, &begun, &done, &divisions))
         return NULL;
-    }
+    if (divisions != Py_None && read_divisions(divisions, &at) < 0) goto cleanup;
+    if (done != Py_None && read_counts_of_ranks(t, done, &read) < 0) goto cleanup;
+    at.epoch = number;
+    at.next = step;
+    at.begun = begun;
+    at.done = read;
+    if (!gg_py_trainer_enter(t)) goto cleanup;
     Py_BEGIN_ALLOW_THREADS;
     status = gg_trainer_epoch(t->trainer, &at);
     Py_END_ALLOW_THREADS;
     gg_py_trainer_leave(t);
+    result = status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
+cleanup:
+    free_divisions(&at);
     PyMem_Free(read);
-    if (status != GG_OK) return gg_py_raise(status);
-    Py_RETURN_NONE;
+    return result;
+}
+
+static PyObject *list_numbers(const int64_t *numbers, int count) {
+    PyObject *list = PyList_New(count);
+    for (int i = 0; list != NULL && i < count; ++i) {
+        PyObject *number = PyLong_FromLongLong(numbers[i]);
+        if (number == NULL) Py_CLEAR(list);
+        if (list != NULL) PyList_SET_ITEM(list, i, number);
+    }
+    return list;
+}
+
+static PyObject *list_divisions(const gg_position *at) {
+    PyObject *list = PyList_New(at->divisions);
+    for (int k = 0; list != NULL && k < at->divisions; ++k) {
+        PyObject *read = list_numbers(at->division[k].read, at->division[k].ranks);
+        if (read == NULL) Py_CLEAR(list);
+        if (list != NULL) PyList_SET_ITEM(list, k, read);
+    }
+    return list;
 }
 
 static PyObject *py_trainer_position(PyObject *self, PyObject *unused) {
@@ -111,16 +170,18 @@ static PyObject *py_trainer_position(PyObject *self, PyObject *unused) {
     if (!gg_py_trainer_is_free(t)) return NULL;
     const gg_replica *replica = gg_trainer_replica(t->trainer, 0);
     const gg_position at = gg_replica_position(replica);
+    const int workers = gg_replica_workers(replica);
     if (at.done == NULL) return gg_py_raise(gg_fail(GG_ERROR_STATE, "position: there is no data to train on yet"));
-    PyObject *done = PyList_New(gg_replica_workers(replica));
-    for (int i = 0; done != NULL && i < gg_replica_workers(replica); ++i) {
-        PyObject *count = PyLong_FromLongLong(at.done[i]);
-        if (count == NULL) Py_CLEAR(done);
-        if (done != NULL) PyList_SET_ITEM(done, i, count);
-    }
-    if (done == NULL) return NULL;
-    return Py_BuildValue("{sLsLsLsLsN}", "epoch", (long long)at.epoch, "step", (long long)at.next, "steps",
-                         (long long)gg_replica_epoch_steps(replica), "begun", (long long)at.begun, "done", done);
+    int64_t *read = PyMem_Calloc((size_t)workers, sizeof *read);
+    if (read == NULL) return PyErr_NoMemory();
+    gg_replica_read_by(replica, read);
+    PyObject *result = Py_BuildValue("{sLsLsLsL}", "epoch", (long long)at.epoch, "step", (long long)at.next, "steps",
+                                     (long long)gg_replica_epoch_steps(replica), "begun", (long long)at.begun);
+    result = py_trainer_with(result, "done", list_numbers(at.done, workers));
+    result = py_trainer_with(result, "read", list_numbers(read, workers));
+    result = py_trainer_with(result, "divisions", list_divisions(&at));
+    PyMem_Free(read);
+    return result;
 }
 
 /* ---- a rank's counts since an epoch's begin, for checkpoints within it ---- */
@@ -399,10 +460,10 @@ static PyObject *sample_ids(PyObject *self, PyObject *args, PyObject *kwargs) {
 PyMethodDef gg_py_trainer_epochs[] = {
     {"begin", GG_PY_KEYWORDS(py_trainer_begin), "Makes the loaders and plans; returns the steps of an epoch."},
     {"epoch", (PyCFunction)(void (*)(void))py_trainer_epoch, METH_VARARGS | METH_KEYWORDS,
-     "epoch($self, epoch, step=0, begun=0, done=None)\n--\n\n"
-     "Starts an epoch, or goes on in it: orders the samples, zeroes the sums."},
+     "epoch($self, epoch, step=0, begun=0, done=None, divisions=None)\n--\n\n"
+     "Starts an epoch, or continues in it: orders the samples, zeroes the sums."},
     {"position", py_trainer_position, METH_NOARGS,
-     "Where training is in an epoch: what epoch() is given, and its steps."},
+     "The position in an epoch: the arguments of epoch(), its steps, and the samples read on these ranks."},
     {"counts", py_trainer_counts, METH_NOARGS, "What each local rank has counted since the epoch began."},
     {"set_counts", py_trainer_set_counts, METH_O,
      "set_counts($self, counts, /)\n--\n\nGoes on counting from what counts() gave."},

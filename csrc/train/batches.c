@@ -1,5 +1,7 @@
 #include "train/batches.h"
 
+#include <string.h>
+
 #include "base/memory.h"
 #include "comm/collective.h"
 
@@ -38,7 +40,15 @@ gg_status gg_batches_read(gg_batches *b, gg_plan *plan, int64_t t, gg_plan_batch
     return GG_OK;
 }
 
+static void forget_divisions(gg_batches *b) {
+    for (int k = 0; k < b->divisions; ++k) gg_free((int64_t *)b->division[k].read);
+    gg_free(b->division);
+    b->division = NULL;
+    b->divisions = 0;
+}
+
 void gg_batches_clear(gg_batches *b) {
+    forget_divisions(b);
     gg_loader_destroy(b->loader);
     gg_sample_ring_destroy(b->ring);
     gg_shard_copy_destroy(b->shard);
@@ -144,16 +154,32 @@ static gg_status seek_samples(gg_batches *b) {
 }
 
 gg_status gg_batches_seek(gg_batches *b, int64_t epoch, int64_t next) {
+    forget_divisions(b);
     gg_loader_seek(b->loader, epoch, next);
     b->epoch = epoch;
     b->next = next;
     return seek_samples(b);
 }
 
-gg_status gg_batches_resume(gg_batches *b, int64_t epoch, int64_t next, int64_t begun, const int64_t *done) {
-    gg_loader_resume(b->loader, epoch, next, begun, done);
-    b->epoch = epoch;
-    b->next = next;
+static gg_status copy_divisions(gg_batches *b, const gg_position *at) {
+    if (at->division == b->division) return GG_OK;
+    forget_divisions(b);
+    GG_TRY(gg_calloc((size_t)at->divisions, sizeof *b->division, "divisions of an epoch", &b->division));
+    for (; b->divisions < at->divisions; ++b->divisions) {
+        const gg_division *from = &at->division[b->divisions];
+        int64_t *read;
+        GG_TRY(gg_alloc((size_t)from->ranks * sizeof *read, "samples read", &read));
+        memcpy(read, from->read, (size_t)from->ranks * sizeof *read);
+        b->division[b->divisions] = (gg_division){.ranks = from->ranks, .read = read};
+    }
+    return GG_OK;
+}
+
+gg_status gg_batches_resume(gg_batches *b, const gg_position *at) {
+    GG_TRY(copy_divisions(b, at));
+    GG_TRY(gg_loader_resume(b->loader, at));
+    b->epoch = at->epoch;
+    b->next = at->next;
     return seek_samples(b);
 }
 
@@ -180,7 +206,10 @@ gg_status gg_batches_rebatch(gg_batches *b, int64_t batch) {
     gg_loader_done(b->loader, b->next, done);
     b->options.batch = batch;
     GG_TRY_CLEANUP(make_loader(b));
-    if (within) GG_TRY_CLEANUP(gg_batches_resume(b, b->epoch, b->next, b->next, done));
+    if (within) {
+        const gg_position at = {b->epoch, b->next, b->next, done, b->divisions, b->division};
+        GG_TRY_CLEANUP(gg_batches_resume(b, &at));
+    }
     if (!within) GG_TRY_CLEANUP(gg_batches_seek(b, b->epoch, begins ? 0 : gg_loader_steps(b->loader)));
 cleanup:
     if (status != GG_OK) forget_loader(b);

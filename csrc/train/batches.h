@@ -29,6 +29,8 @@ typedef struct gg_batches {
     int64_t *shard_counts; /* of the sharding, if each rank has a set of its own */
     gg_shard_copy *shard;  /* used with the ring, if samples are shuffled among several ranks */
     gg_sample_ring *ring;
+    gg_division *division; /* of the epoch, before these ranks */
+    int divisions;
     int64_t epoch, next; /* the position: batch `next` of this epoch is next; counted on by the owner */
     int64_t exchanges;   /* of moving samples, begun so far */
     gg_batch batch;      /* the current batch: targets, weights and beginnings; NULL if the set has none */
@@ -40,9 +42,9 @@ void gg_batches_clear(gg_batches *batches); /* collective; cancels exchanges in 
 /* Sets the position: batch `next` of an epoch, 0 to its steps, is next. Orders the samples for this epoch, and moves
  * shuffled samples to their ranks at that time. Collective. */
 gg_status gg_batches_seek(gg_batches *batches, int64_t epoch, int64_t next);
-/* gg_batches_seek in an epoch whose steps before `begun` had batches of other sizes. done: samples of each rank read by
- * these steps (gg_loader_resume). Checked. Collective. */
-gg_status gg_batches_resume(gg_batches *batches, int64_t epoch, int64_t next, int64_t begun, const int64_t *done);
+/* gg_batches_seek in an epoch whose steps before `begun` had batches of other sizes, or other ranks (gg_loader_resume).
+ * Copies the divisions. Checked. Collective. */
+gg_status gg_batches_resume(gg_batches *batches, const gg_position *at);
 /* True if some batches of the epoch have been read, and others follow. False without data. */
 bool gg_batches_in_an_epoch(const gg_batches *batches);
 /* GG_ERROR_ARGUMENT if `workers` ranks cannot train on the set in such batches from here on. Requires data. Equal on

@@ -81,23 +81,17 @@ gg_status gg_replica_plan_batch_of(gg_replica *replica, int64_t n);
 /* Removes the training data. */
 void gg_replica_forget_data(gg_replica *replica);
 int64_t gg_replica_epoch_steps(const gg_replica *replica);
-/* A position of training in an epoch. */
-typedef struct gg_position {
-    int64_t epoch;
-    int64_t next;        /* the next step, 0 to the epoch's steps */
-    int64_t begun;       /* the first step with batches of the current size */
-    const int64_t *done; /* read samples of each training rank before `begun`; NULL means that begun is 0 */
-} gg_position;
-
 /* Continues at a position; step 0 begins the epoch. Zeroes the counts and the state that layers carry. Shuffled samples
  * lie where epochs 0 to epoch - 1 and `next` steps leave them on this set with this batch. Checked. Collective. */
 gg_status gg_replica_epoch(gg_replica *replica, const gg_position *position);
 /* GG_ERROR_ARGUMENT for a position outside of the data. Not collective: equal on all ranks. */
 gg_status gg_replica_check_position(const gg_replica *replica, const gg_position *position);
 int64_t gg_replica_next(const gg_replica *replica); /* the epoch's next step */
-/* done: owned by the replica, one a training rank, valid until its data or batches change; NULL before there is data.
- */
+/* done and the divisions: owned by the replica, valid until its data or batches change; done: one a training rank, NULL
+ * before there is data. */
 gg_position gg_replica_position(const gg_replica *replica);
+/* Samples of each training rank that the steps before the next one have read on these ranks (gg_division). */
+void gg_replica_read_by(const gg_replica *replica, int64_t *read);
 int gg_replica_workers(const gg_replica *replica); /* the first ranks, which train */
 /* Makes up to `steps` more steps of the epoch, an equal number on every rank. Allocates nothing. A device that works
  * later may still compute the last steps on return: a later call then returns their failure, which names the step. The

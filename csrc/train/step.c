@@ -332,8 +332,12 @@ gg_position gg_replica_position(const gg_replica *r) {
     if (r->data.loader == NULL) return at;
     at.begun = gg_loader_begun(r->data.loader);
     at.done = gg_loader_read_before(r->data.loader);
+    at.divisions = r->data.divisions;
+    at.division = r->data.division;
     return at;
 }
+
+void gg_replica_read_by(const gg_replica *r, int64_t *read) { gg_loader_read_by(r->data.loader, r->data.next, read); }
 
 int gg_replica_workers(const gg_replica *r) { return r->data.workers; }
 
@@ -341,17 +345,18 @@ gg_status gg_replica_check_position(const gg_replica *r, const gg_position *at) 
     if (r->data.loader == NULL && at->next != 0)
         return gg_fail(GG_ERROR_ARGUMENT, "step: %lld; allowed in an epoch of 0 steps are 0 to 0", (long long)at->next);
     if (r->data.loader == NULL) return gg_fail(GG_ERROR_STATE, "epoch: there is no data to train on yet");
-    return gg_loader_check_position(r->data.loader, at->next, at->done != NULL ? at->begun : 0, at->done);
+    return gg_loader_check_position(r->data.loader, at);
 }
 
 gg_status gg_replica_epoch(gg_replica *r, const gg_position *at) {
     gg_status status = GG_OK;
-    const bool planned = gg_loader_begun(r->data.loader) == 0 && at->begun == 0;
+    const bool divided = r->data.divisions > 0 || at->divisions > 0;
+    const bool planned = !divided && gg_loader_begun(r->data.loader) == 0 && at->begun == 0;
     GG_TRY_CLEANUP(gg_replica_count_steps(r, 0));
     memset(&r->counts, 0, sizeof r->counts);
     gg_replica_reset_carried(r);
     if (at->done == NULL) GG_TRY_CLEANUP(gg_batches_seek(&r->data, at->epoch, at->next));
-    else GG_TRY_CLEANUP(gg_batches_resume(&r->data, at->epoch, at->next, at->begun, at->done));
+    else GG_TRY_CLEANUP(gg_batches_resume(&r->data, at));
     if (!planned) GG_TRY_CLEANUP(gg_replica_plan_epoch(r)); /* the last batches have other sizes */
     r->before = gg_replica_other_counts(r);
 cleanup:

@@ -21,7 +21,7 @@ from gossipgrad.literals import CONV_ALGORITHMS, DTYPES
 from gossipgrad.model import Model
 from gossipgrad.state import checkpoint_files as files
 from gossipgrad.state import clocks
-from gossipgrad.training import algorithms, arenas, fingerprint, mixing, notices
+from gossipgrad.training import algorithms, arenas, elastic, fingerprint, mixing, notices
 from gossipgrad.training.arenas import RESIDUE
 from gossipgrad.training.replicas import CARRIED, Arrays, Replicas
 
@@ -152,6 +152,9 @@ def _position(saved: Record | None) -> Record | None:
     numbers: Record = {key: int(saved[key]) for key in names}
     if "rate" in saved:
         numbers["rate"] = float(saved["rate"])
+    if "read" in saved:  # absent in older files
+        numbers["read"] = [int(one) for one in saved["read"]]
+    numbers["divisions"] = [[int(one) for one in read] for read in saved.get("divisions", ())]
     return {**numbers, "done": [int(one) for one in saved["done"]], "counts": [dict(one) for one in saved["counts"]]}
 
 
@@ -223,12 +226,30 @@ class Saved:
                 f"{name} is of another model: {self.net.name!r} with {self.net.parameters:,} parameters, here "
                 f"{net.name!r} with {net.parameters:,}{_first_difference(self.net, net)}"
             )
-        if self.position is not None and self.ranks != replicas.size:
-            raise CheckpointError(
-                f"{name} was saved in the middle of epoch {self.epoch + 1}, on {counted(self.ranks, 'rank')}; to go on "
-                f"there as many are needed, here are {replicas.size}. On another number goes on what was saved between "
-                "two epochs, and net.load_weights, and train --weights, load the consensus weights alone"
-            )
+        if self.position is not None and self._is_elastic(replicas):
+            cannot = None
+            if "read" not in self.position:
+                cannot = "was saved by an older version"
+            elif self.settings.get("shuffle_samples"):
+                cannot = "was saved with shuffle_samples"
+            elif self.settings.get("shard") == "own":
+                cannot = "was saved with sharded data"
+            if cannot is not None:
+                raise CheckpointError(
+                    f"{name} {cannot}, in the middle of epoch {self.epoch + 1}, on {counted(self.ranks, 'rank')}; to go "
+                    f"on there as many are needed, here are {replicas.size}. On another number goes on what was saved "
+                    "between two epochs, and net.load_weights, and train --weights, load the consensus weights alone"
+                )
+
+    def _is_elastic(self, replicas: Replicas) -> bool:
+        """True if other ranks train here than in the saved run."""
+        return self.ranks != replicas.size or self.workers != replicas.workers
+
+    def position_on(self, replicas: Replicas) -> Record | None:
+        """The position on these ranks."""
+        if self.position is None or not self._is_elastic(replicas):
+            return self.position
+        return elastic.continued(self.position, replicas.size, replicas.workers)
 
 
 def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
@@ -381,16 +402,11 @@ def _check_position(name: str, saved: Saved, replicas: Replicas) -> None:
                 f"resume: {name} was saved in the middle of epoch {saved.epoch + 1}; to go on there, {key} must be "
                 f"{saved.settings.get(key)!r}, here it is {here.get(key)!r}"
             )
-    if saved.workers != replicas.workers:
-        raise CheckpointError(
-            f"resume: {name} was saved in the middle of epoch {saved.epoch + 1}; to go on there, {saved.workers} ranks "
-            f"must train, here {replicas.workers} do"
-        )
 
 
 def _restore_batches(replicas: Replicas, saved: Saved) -> None:
     """Restore a size of batches that was set, unless another batch_size is given here; and the position."""
-    replicas.fit_state.position = saved.position
+    replicas.fit_state.position = saved.position_on(replicas)
     replicas.batch_changes = saved.batch_changes
     if saved.settings.get("batch_size") == replicas.fit_settings.get("batch_size"):
         replicas.set_batch = saved.batch_size

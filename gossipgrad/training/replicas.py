@@ -507,10 +507,11 @@ class Replicas:
         assert self.batches is not None
         wanted, core = self.batches.size, self.core
         carried = [core.carried(local) for local in range(self.team.local)]
-        if position["batch_size"] != wanted:
-            core.reshape(batch=position["batch_size"])
-        core.epoch(self.epoch, position["step"], position["begun"], position["done"])
-        if position["batch_size"] != wanted:
+        former = position["batch_size"] or wanted
+        if former != wanted:
+            core.reshape(batch=former)
+        core.epoch(self.epoch, *(position[key] for key in ("step", "begun", "done", "divisions")))
+        if former != wanted:
             core.reshape(batch=wanted)
         core.set_counts(position["counts"][self.rank : self.rank + self.team.local])
         for local, state in enumerate(carried):

@@ -70,6 +70,10 @@ static gg_status make_loader(const epoch *e, int rank, int64_t batch, const gg_d
     return gg_loader_create(set, &options, out);
 }
 
+static gg_status check(const gg_loader *loader, int64_t step, int64_t begun, const int64_t *done) {
+    return gg_loader_check_position(loader, &(gg_position){.next = step, .begun = begun, .done = done});
+}
+
 /* One rank's epoch; rank 0 draws where the parts begin, which the others follow. */
 static void read_epoch(epoch *e, int rank, const int64_t *batches, int64_t *steps_of_all) {
     gg_dataset set = {0};
@@ -86,8 +90,9 @@ static void read_epoch(epoch *e, int rank, const int64_t *batches, int64_t *step
             gg_loader_seek(again, e->number, 0);
         } else {
             gg_loader_done(loader, step, done);
-            CHECK_OK(gg_loader_check_position(again, step, step, done));
-            gg_loader_resume(again, e->number, step, step, done);
+            const gg_position at = {.epoch = e->number, .next = step, .begun = step, .done = done};
+            CHECK_OK(gg_loader_check_position(again, &at));
+            CHECK_OK(gg_loader_resume(again, &at));
             if (rank == 0) memcpy(now->done, done, sizeof done);
             CHECK(memcmp(now->done, done, (size_t)e->sharding.size * sizeof *done) == 0); /* all ranks know it */
         }
@@ -116,8 +121,9 @@ static void read_epoch(epoch *e, int rank, const int64_t *batches, int64_t *step
             if (step % 3 != 1) continue;
             /* A loader that begins here reads the same. */
             if (!CHECK_OK(make_loader(e, rank, batches[p], &set, &again))) continue;
-            CHECK_OK(gg_loader_check_position(again, step, now->begun, now->done));
-            gg_loader_resume(again, e->number, step, now->begun, now->done);
+            const gg_position at = {.epoch = e->number, .next = step, .begun = now->begun, .done = now->done};
+            CHECK_OK(gg_loader_check_position(again, &at));
+            CHECK_OK(gg_loader_resume(again, &at));
             CHECK_INT(gg_loader_steps(again), gg_loader_steps(loader));
             CHECK_INT(gg_loader_batch(again, rank, step), n);
             read_step(again, rank, step, resumed);
@@ -174,26 +180,26 @@ static void test_refusals(void) {
         .sharding = {.kind = GG_SHARD_CONTIGUOUS, .size = 2, .count = 20}, .batch = 3, .shuffle = true};
     if (CHECK_OK(gg_loader_create(&set, &options, &loader))) {
         const int64_t done[] = {5, 5}, many[] = {5, 11}, few[] = {-1, 5}, uneven[] = {10, 9}, all[] = {10, 10};
-        CHECK_OK(gg_loader_check_position(loader, 4, 2, done));
-        CHECK_OK(gg_loader_check_position(loader, 7, 7, all));
-        CHECK_FAILS(gg_loader_check_position(loader, 5, 2, done), GG_ERROR_ARGUMENT, "an epoch of 4 steps are 2 to 4");
-        CHECK_FAILS(gg_loader_check_position(loader, 1, 2, done), GG_ERROR_ARGUMENT, "step: 1; allowed");
-        CHECK_FAILS(gg_loader_check_position(loader, -1, 0, NULL), GG_ERROR_ARGUMENT, "step: -1; allowed");
-        CHECK_FAILS(gg_loader_check_position(loader, 4, INT64_MAX, done), GG_ERROR_ARGUMENT, "allowed: 0 to 20");
-        CHECK_FAILS(gg_loader_check_position(loader, 4, -1, done), GG_ERROR_ARGUMENT, "allowed: 0 to 20");
-        CHECK_FAILS(gg_loader_check_position(loader, 1, 0, done), GG_ERROR_ARGUMENT, "before step 0 of the epoch");
-        CHECK_FAILS(gg_loader_check_position(loader, 2, 2, many), GG_ERROR_ARGUMENT,
+        CHECK_OK(check(loader, 4, 2, done));
+        CHECK_OK(check(loader, 7, 7, all));
+        CHECK_FAILS(check(loader, 5, 2, done), GG_ERROR_ARGUMENT, "an epoch of 4 steps are 2 to 4");
+        CHECK_FAILS(check(loader, 1, 2, done), GG_ERROR_ARGUMENT, "step: 1; allowed");
+        CHECK_FAILS(check(loader, -1, 0, NULL), GG_ERROR_ARGUMENT, "step: -1; allowed");
+        CHECK_FAILS(check(loader, 4, INT64_MAX, done), GG_ERROR_ARGUMENT, "allowed: 0 to 20");
+        CHECK_FAILS(check(loader, 4, -1, done), GG_ERROR_ARGUMENT, "allowed: 0 to 20");
+        CHECK_FAILS(check(loader, 1, 0, done), GG_ERROR_ARGUMENT, "before step 0 of the epoch");
+        CHECK_FAILS(check(loader, 2, 2, many), GG_ERROR_ARGUMENT,
                     "rank 1: 11 samples read before "
                     "step 2");
-        CHECK_FAILS(gg_loader_check_position(loader, 2, 2, few), GG_ERROR_ARGUMENT, "rank 0: -1 samples");
-        CHECK_FAILS(gg_loader_check_position(loader, 2, 2, uneven), GG_ERROR_ARGUMENT, "another has 1 left");
+        CHECK_FAILS(check(loader, 2, 2, few), GG_ERROR_ARGUMENT, "rank 0: -1 samples");
+        CHECK_FAILS(check(loader, 2, 2, uneven), GG_ERROR_ARGUMENT, "another has 1 left");
     }
     gg_loader_destroy(loader);
     set.streams = true;
     if (CHECK_OK(gg_loader_create(&set, &(gg_loader_options){.sharding = options.sharding, .batch = 3}, &loader))) {
         const int64_t done[] = {3, 3};
-        CHECK_OK(gg_loader_check_position(loader, 1, 0, NULL));
-        CHECK_FAILS(gg_loader_check_position(loader, 1, 1, done), GG_ERROR_ARGUMENT, "not with pieces of sequences");
+        CHECK_OK(check(loader, 1, 0, NULL));
+        CHECK_FAILS(check(loader, 1, 1, done), GG_ERROR_ARGUMENT, "not with pieces of sequences");
     }
     gg_loader_destroy(loader);
     gg_dataset_release(&set);

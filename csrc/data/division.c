@@ -1,0 +1,94 @@
+#include "data/division.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/random.h"
+
+void gg_division_order(uint64_t seed, int rank, int64_t epoch, bool shuffle, uint32_t n, uint32_t *order) {
+    const gg_random_key key = {
+        .seed = seed, .purpose = GG_RANDOM_SHUFFLE, .rank = (uint32_t)rank, .step = (uint64_t)epoch};
+    if (shuffle) gg_random_permutation(&key, n, order);
+    for (uint32_t i = 0; i < n && !shuffle; ++i) order[i] = i;
+}
+
+int64_t gg_division_share(int64_t left, int ranks, int rank) { return left / ranks + (rank < left % ranks); }
+
+/* Enough for every rank, if there is any. */
+static int64_t padded(int64_t left, int ranks) { return left > 0 && left < ranks ? ranks : left; }
+
+gg_status gg_division_count(const gg_divided_epoch *epoch, int ranks, int64_t *left) {
+    *left = epoch->sharding->count;
+    for (int k = 0; k < epoch->divisions; ++k) {
+        const gg_division *d = &epoch->division[k];
+        const int64_t all = *left;
+        if (d->ranks < 1 || d->ranks > epoch->sharding->count)
+            return gg_fail(GG_ERROR_ARGUMENT, "division %d: %d ranks; allowed: 1 to %" PRId64 ", the samples", k,
+                           d->ranks, epoch->sharding->count);
+        for (int rank = 0; rank < d->ranks; ++rank) {
+            const int64_t share = gg_division_share(all, d->ranks, rank);
+            if (d->read[rank] < 0 || (d->read[rank] > share && d->read[rank] != GG_READ_ALL))
+                return gg_fail(GG_ERROR_ARGUMENT,
+                               "division %d, rank %d: %" PRId64 " samples read; allowed: 0 to %" PRId64, k, rank,
+                               d->read[rank], share);
+            *left -= d->read[rank] < share ? d->read[rank] : share;
+        }
+        *left = padded(*left, k + 1 < epoch->divisions ? epoch->division[k + 1].ranks : ranks);
+    }
+    return GG_OK;
+}
+
+/* The samples that a rank reads in the first division, in its order. */
+static void read_first(const gg_divided_epoch *epoch, int rank, uint32_t *order) {
+    gg_sharding sharding = *epoch->sharding;
+    sharding.size = epoch->division[0].ranks;
+    const int64_t slots = gg_sharding_slots(&sharding, rank);
+    gg_division_order(epoch->seed, rank, epoch->epoch, epoch->shuffle, (uint32_t)slots, order);
+    for (int64_t i = 0; i < slots; ++i) order[i] = (uint32_t)gg_sharding_id(&sharding, rank, order[i]);
+}
+
+/* Deals the orders of the first division's ranks like a later list: sample s of rank r at s * ranks + r. */
+static void list_first(const gg_divided_epoch *epoch, uint32_t *scratch, uint32_t *list) {
+    const int ranks = epoch->division[0].ranks;
+    for (int rank = 0; rank < ranks; ++rank) {
+        read_first(epoch, rank, scratch);
+        for (int64_t s = 0; s < gg_division_share(epoch->sharding->count, ranks, rank); ++s)
+            list[s * ranks + rank] = scratch[s];
+    }
+}
+
+static int compare_ids(const void *a, const void *b) {
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Removes what a division has read from its list of `count` samples; returns how many are left. */
+static int64_t remove_read(const gg_division *d, int64_t count, uint32_t *list) {
+    int64_t left = 0;
+    for (int64_t i = 0; i < count; ++i)
+        if (i / d->ranks >= d->read[i % d->ranks]) list[left++] = list[i];
+    return left;
+}
+
+gg_status gg_division_list(const gg_divided_epoch *epoch, int ranks, uint32_t *ids) {
+    gg_status status = GG_OK;
+    uint32_t *list = NULL, *scratch = NULL;
+    int64_t left = epoch->sharding->count;
+    GG_TRY_CLEANUP(gg_alloc((size_t)left * sizeof *list, "samples of an epoch", &list));
+    GG_TRY_CLEANUP(gg_alloc((size_t)left * sizeof *scratch, "the order of a rank", &scratch));
+    list_first(epoch, scratch, list);
+    for (int k = 0; k < epoch->divisions; ++k) {
+        const int next = k + 1 < epoch->divisions ? epoch->division[k + 1].ranks : ranks;
+        const int64_t found = remove_read(&epoch->division[k], left, list);
+        if (k == 0 && !epoch->shuffle) qsort(list, (size_t)found, sizeof *list, compare_ids);
+        left = padded(found, next);
+        for (int64_t i = found; i < left; ++i) list[i] = list[i - found];
+    }
+    memcpy(ids, list, (size_t)left * sizeof *ids);
+cleanup:
+    gg_free(list);
+    gg_free(scratch);
+    return status;
+}

@@ -1,0 +1,50 @@
+"""A position in the middle of an epoch, continued on another number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Record = dict[str, Any]
+
+READ_ALL = 2**63 - 1  # a rank's whole share: csrc/data/division.h
+
+
+def continued(position: Record, size: int, workers: int) -> Record:
+    """The position of `Replicas.where_in_epoch` for `size` ranks, the first `workers` of which train.
+
+    The samples that no rank has read are dealt anew (csrc/data/division.h). The batch size is that of the new fit.
+    """
+    read = position["read"] if position["left"] else [READ_ALL] * len(position["read"])
+    return position | {
+        "begun": position["step"],
+        "done": [0] * workers,
+        "divisions": [*position["divisions"], read],
+        "batch_size": None,
+        "counts": _counts(position["counts"], size),
+    }
+
+
+def _counts(counts: list[Record], size: int) -> list[Record]:
+    """Counts of `size` ranks with the same sums; their seconds are those of the slowest rank."""
+    if not counts:
+        return []
+    first: Record = {}
+    for key in counts[0]:
+        values = [one[key] for one in counts]
+        if isinstance(values[0], list):
+            first[key] = [sum(column) for column in zip(*values, strict=True)]
+        elif _is_shared(key):
+            first[key] = max(values)
+        else:
+            first[key] = sum(values)
+    others = {key: value if _is_shared(key) else _zero(value) for key, value in first.items()}
+    return [first, *(dict(others) for _ in range(size - 1))]
+
+
+def _is_shared(key: str) -> bool:
+    """True for counts that all ranks share: they are not summed over the ranks."""
+    return key == "steps" or key.endswith("seconds")
+
+
+def _zero(value: Any) -> Any:
+    return [0] * len(value) if isinstance(value, list) else type(value)(0)
