@@ -214,10 +214,18 @@ def test_an_epoch_on_three_numbers_of_ranks(tmp_path):
         interrupted(first, data, path, 3, batch_size=2, epochs=3)
     with trainer_of_weights(3, 61) as second, pytest.warns(UserWarning, match="here are"):
         interrupted(second, data, path, 5, batch_size=3, epochs=3, resume=path)
+
+    class Smaller(gg.Callback):
+        every = 6
+
+        def on_step(self, trainer, step):
+            if step == 6:
+                trainer.set_batch_size(2)
+
     with trainer_of_weights(2, 61) as third, pytest.warns(UserWarning, match="here are"):
-        history = third.fit(data, progress=False, batch_size=4, epochs=3, resume=path)
+        history = third.fit(data, progress=False, batch_size=4, epochs=3, resume=path, callbacks=[Smaller()])
         assert [one["samples"] for one in history.epochs] == [61, 61, 61]
-        assert [one["steps"] for one in history.epochs] == [5 + -(-(61 - 24 - 18) // 8), 8, 8]
+        assert [one["steps"] for one in history.epochs] == [6 + -(-(61 - 24 - 18 - 8) // 4), 16, 16]
         assert (next(iter(third.weights().values())) != 0).all()
 
 
@@ -247,15 +255,21 @@ def test_an_epoch_whose_record_was_left_ends_on_other_ranks(tmp_path):
     data, path = one_weight_each(22), tmp_path / "c"
     with trainer_of_weights(3, 22) as before:
         interrupted(before, data, path, 2, batch_size=3, epochs=1, drop_last=True)
+
+    class Ends(gg.Callback):
+        def on_epoch_end(self, trainer, record):
+            assert record["epoch"] > 1 or trainer.core.position()["steps"] == 2
+
     with trainer_of_weights(2, 22) as after, pytest.warns(UserWarning, match="here are"):
-        history = after.fit(data, progress=False, batch_size=2, epochs=2, drop_last=True, resume=path)
+        options = {"batch_size": 2, "epochs": 2, "drop_last": True, "callbacks": [Ends()]}
+        history = after.fit(data, progress=False, resume=path, **options)
         assert [one["samples"] for one in history.epochs] == [18, 20]
 
 
 def test_what_cannot_go_on_on_other_ranks_within_an_epoch(data, tmp_path):
     with make(3, gg.GossipGraD(shuffle_samples=True)) as before:
         interrupted(before, data[0], tmp_path / "c", 2, batch_size=4)
-    words = "shuffle_samples, in the middle of epoch 1, on 3 ranks; .* here are 2.*load_weights"
+    words = "shuffle_samples, in the middle of epoch 1, on 3 ranks; here are 2.*load_weights"
     with make(2, gg.GossipGraD(shuffle_samples=True)) as after, pytest.raises(gg.CheckpointError, match=words):
         fit(after, data, 2, resume=tmp_path / "c")
 

@@ -82,7 +82,7 @@ gg_status gg_division_list(const gg_divided_epoch *epoch, int ranks, uint32_t *i
     for (int k = 0; k < epoch->divisions; ++k) {
         const int next = k + 1 < epoch->divisions ? epoch->division[k + 1].ranks : ranks;
         const int64_t found = remove_read(&epoch->division[k], left, list);
-        if (k == 0 && !epoch->shuffle) qsort(list, (size_t)found, sizeof *list, compare_ids);
+        if (!epoch->shuffle) qsort(list, (size_t)found, sizeof *list, compare_ids);
         left = padded(found, next);
         for (int64_t i = found; i < left; ++i) list[i] = list[i - found];
     }

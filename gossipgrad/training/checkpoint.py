@@ -236,9 +236,9 @@ class Saved:
                 cannot = "was saved with sharded data"
             if cannot is not None:
                 raise CheckpointError(
-                    f"{name} {cannot}, in the middle of epoch {self.epoch + 1}, on {counted(self.ranks, 'rank')}; to go "
-                    f"on there as many are needed, here are {replicas.size}. On another number goes on what was saved "
-                    "between two epochs, and net.load_weights, and train --weights, load the consensus weights alone"
+                    f"{name} {cannot}, in the middle of epoch {self.epoch + 1}, on {counted(self.ranks, 'rank')}; here "
+                    f"are {replicas.size}. Allowed on another number: what was saved between two epochs; "
+                    "net.load_weights, and train --weights, load the consensus weights alone"
                 )
 
     def _is_elastic(self, replicas: Replicas) -> bool:
