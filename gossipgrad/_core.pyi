@@ -549,6 +549,14 @@ def report_stalls(
 def shard(count: int, rank: int, size: int, seed: int = 0, contiguous: bool = False) -> NDArray[np.int32]:
     """The samples of a rank, in their order."""
 
+def division(
+    count: int, rank: int, size: int, seed: int, epoch: int, shuffle: bool, divisions: list[list[int]]
+) -> tuple[NDArray[np.int32], int]:
+    """(The order in which a rank reads its samples of an epoch, the samples of all ranks).
+
+    divisions: for each earlier number of ranks in this epoch the samples that each rank has read there.
+    """
+
 def partners(
     topology: str | NDArray[np.int64],
     size: int,

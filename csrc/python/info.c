@@ -6,6 +6,7 @@
 #include "cpu/gemm/paired_kernels.h"
 #include "nn/cost.h"
 #include "ops/library.h"
+#include "python/division.h"
 #include "python/python.h"
 
 static PyObject *mpi_info(void) {
@@ -149,6 +150,7 @@ static PyMethodDef functions[] = {
      "GPUs that can be used, why there are none, lines on them and their libraries."},
     {"memory", py_info_memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
     {"shard", GG_PY_KEYWORDS(py_info_shard), "Which samples a rank has."},
+    {"division", GG_PY_KEYWORDS(gg_py_division), "A rank's order of the samples that are left of an epoch."},
     {"permutation", GG_PY_KEYWORDS(py_info_permutation), "0 to n - 1 in an order drawn by the seed."},
     {"random_uniform", GG_PY_KEYWORDS(random_uniform), "Philox numbers in [0, 1)."},
     {"rate", GG_PY_KEYWORDS(py_info_rate), "The learning rate of a schedule at a step."},

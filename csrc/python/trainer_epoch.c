@@ -2,6 +2,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "python/division.h"
 #include "python/trainer.h"
 
 int gg_py_trainer_sets(const gg_py_trainer *t, PyObject *object, const gg_dataset ***sets, bool *own) {
@@ -63,57 +64,12 @@ static PyObject *py_trainer_with(PyObject *dict, const char *key, PyObject *valu
     return dict;
 }
 
-/* The numbers of a list; *out is freed by PyMem_Free. -1 with an exception. */
-static int read_numbers(PyObject *list, int64_t **out) {
-    const Py_ssize_t count = PyList_GET_SIZE(list);
-    *out = PyMem_Calloc((size_t)count + 1, sizeof **out);
-    if (*out == NULL) PyErr_NoMemory();
-    for (Py_ssize_t i = 0; *out != NULL && i < count; ++i) {
-        (*out)[i] = PyLong_AsLongLong(PyList_GET_ITEM(list, i));
-        if (PyErr_Occurred()) {
-            PyMem_Free(*out);
-            *out = NULL;
-        }
-    }
-    return *out != NULL ? 0 : -1;
-}
-
 /* One number for each rank that trains. */
 static int read_counts_of_ranks(const gg_py_trainer *t, PyObject *list, int64_t **out) {
     const Py_ssize_t ranks = gg_replica_workers(gg_trainer_replica(t->trainer, 0));
-    if (PyList_Check(list) && PyList_GET_SIZE(list) == ranks) return read_numbers(list, out);
+    if (PyList_Check(list) && PyList_GET_SIZE(list) == ranks) return gg_py_numbers(list, out);
     PyErr_Format(PyExc_ValueError, "done: must be a list of %zd numbers, one for each rank that trains", ranks);
     return -1;
-}
-
-static void free_divisions(gg_position *at) {
-    for (int k = 0; k < at->divisions; ++k) PyMem_Free((int64_t *)at->division[k].read);
-    PyMem_Free((gg_division *)at->division);
-}
-
-/* Fills the divisions, which free_divisions frees. -1 with an exception. */
-static int read_divisions(PyObject *list, gg_position *at) {
-    gg_division *division;
-    if (!PyList_Check(list)) {
-        PyErr_SetString(PyExc_TypeError, "divisions: must be a list of lists of numbers");
-        return -1;
-    }
-    at->division = division = PyMem_Calloc((size_t)PyList_GET_SIZE(list) + 1, sizeof *division);
-    if (division == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(list); ++k, ++at->divisions) {
-        PyObject *read = PyList_GET_ITEM(list, k);
-        int64_t *numbers;
-        if (!PyList_Check(read)) {
-            PyErr_SetString(PyExc_TypeError, "divisions: must be a list of lists of numbers");
-            return -1;
-        }
-        if (read_numbers(read, &numbers) < 0) return -1;
-        division[k] = (gg_division){.ranks = (int)PyList_GET_SIZE(read), .read = numbers};
-    }
-    return 0;
 }
 
 static PyObject *py_trainer_epoch(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -126,7 +82,7 @@ static PyObject *py_trainer_epoch(PyObject *self, PyObject *args, PyObject *kwar
     gg_status status;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|LLOO:epoch", names, &number, &step, &begun, &done, &divisions))
         return NULL;
-    if (divisions != Py_None && read_divisions(divisions, &at) < 0) goto cleanup;
+    if (divisions != Py_None && gg_py_divisions(divisions, &at) < 0) goto cleanup;
     if (done != Py_None && read_counts_of_ranks(t, done, &read) < 0) goto cleanup;
     at.epoch = number;
     at.next = step;
@@ -139,7 +95,7 @@ static PyObject *py_trainer_epoch(PyObject *self, PyObject *args, PyObject *kwar
     gg_py_trainer_leave(t);
     result = status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
 cleanup:
-    free_divisions(&at);
+    gg_py_divisions_free(&at);
     PyMem_Free(read);
     return result;
 }

@@ -24,12 +24,13 @@ if not hasattr(_Tensor, "register_post_accumulate_grad_hook"):
     raise ImportError("gossipgrad.torch wants PyTorch, 2.1 or newer: pip install 'gossipgrad[torch]'")
 
 from gossipgrad.launch import stall  # noqa: E402
+from gossipgrad.torch.batch_sampler import BatchSampler  # noqa: E402
 from gossipgrad.torch.replicas import Replicas, replicas  # noqa: E402
 from gossipgrad.torch.wrapped import Wrapped, wrap  # noqa: E402
 
 stall.leave_out(os.path.dirname(_torch_file))
 
-__all__ = ["Replicas", "Wrapped", "replicas", "wrap"]
+__all__ = ["BatchSampler", "Replicas", "Wrapped", "replicas", "wrap"]
 
 if not TYPE_CHECKING:
 
