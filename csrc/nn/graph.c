@@ -19,38 +19,12 @@ struct gg_graph {
     gg_tensor_desc *tensor; /* one a parameter */
 };
 
-static const gg_layer_type input_type = {.name = "input", .op = GG_OP_COUNT};
+const gg_layer_type gg_layer_input = {.name = "input", .op = GG_OP_COUNT};
 
 static const gg_layer_type *const types[GG_LAYER_COUNT] = {
-    [GG_LAYER_INPUT] = &input_type,
-    [GG_LAYER_CONV2D] = &gg_layer_conv2d,
-    [GG_LAYER_LINEAR] = &gg_layer_linear,
-    [GG_LAYER_MAX_POOL2D] = &gg_layer_max_pool2d,
-    [GG_LAYER_AVG_POOL2D] = &gg_layer_avg_pool2d,
-    [GG_LAYER_ADAPTIVE_AVG_POOL2D] = &gg_layer_adaptive_avg_pool2d,
-    [GG_LAYER_BATCH_NORM1D] = &gg_layer_batch_norm1d,
-    [GG_LAYER_BATCH_NORM2D] = &gg_layer_batch_norm2d,
-    [GG_LAYER_LAYER_NORM] = &gg_layer_layer_norm,
-    [GG_LAYER_LOCAL_RESPONSE_NORM] = &gg_layer_local_response_norm,
-    [GG_LAYER_SOFTMAX] = &gg_layer_softmax,
-    [GG_LAYER_LEAKY_RELU] = &gg_layer_leaky_relu,
-    [GG_LAYER_GELU] = &gg_layer_gelu,
-    [GG_LAYER_RELU] = &gg_layer_relu,
-    [GG_LAYER_TANH] = &gg_layer_tanh,
-    [GG_LAYER_SIGMOID] = &gg_layer_sigmoid,
-    [GG_LAYER_FLATTEN] = &gg_layer_flatten,
-    [GG_LAYER_DROPOUT] = &gg_layer_dropout,
-    [GG_LAYER_ADD] = &gg_layer_add,
-    [GG_LAYER_CONCAT] = &gg_layer_concat,
-    [GG_LAYER_EMBEDDING] = &gg_layer_embedding,
-    [GG_LAYER_POSITION_EMBEDDING] = &gg_layer_position_embedding,
-    [GG_LAYER_RESHAPE] = &gg_layer_reshape,
-    [GG_LAYER_PERMUTE] = &gg_layer_permute,
-    [GG_LAYER_SLICE] = &gg_layer_slice,
-    [GG_LAYER_PAD] = &gg_layer_pad,
-    [GG_LAYER_ATTENTION] = &gg_layer_attention,
-    [GG_LAYER_LSTM] = &gg_layer_lstm,
-    [GG_LAYER_MULTI_HEAD] = &gg_layer_multi_head,
+#define GG_LAYER_TYPE(kind, row) &gg_layer_##row,
+    GG_LAYERS(GG_LAYER_TYPE)
+#undef GG_LAYER_TYPE
 };
 
 const gg_layer_type *gg_layer_type_of(gg_layer_kind kind) { return types[kind]; }

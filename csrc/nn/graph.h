@@ -10,37 +10,43 @@
 
 #define GG_NAME_LENGTH 64
 
+/* All kinds of layers. Each has a row, gg_layer_NAME, in a file of nn/layers/; that of INPUT is in graph.c. */
+#define GG_LAYERS(X)                                                                                                   \
+    X(INPUT, input)                                                                                                    \
+    X(CONV2D, conv2d)                                                                                                  \
+    X(LINEAR, linear)                                                                                                  \
+    X(MAX_POOL2D, max_pool2d)                                                                                          \
+    X(AVG_POOL2D, avg_pool2d)                                                                                          \
+    X(ADAPTIVE_AVG_POOL2D, adaptive_avg_pool2d)                                                                        \
+    X(BATCH_NORM1D, batch_norm1d)                                                                                      \
+    X(BATCH_NORM2D, batch_norm2d)                                                                                      \
+    X(LAYER_NORM, layer_norm)                                                                                          \
+    X(LOCAL_RESPONSE_NORM, local_response_norm)                                                                        \
+    X(SOFTMAX, softmax)                                                                                                \
+    X(LEAKY_RELU, leaky_relu)                                                                                          \
+    X(GELU, gelu)                                                                                                      \
+    X(RELU, relu)                                                                                                      \
+    X(TANH, tanh)                                                                                                      \
+    X(SIGMOID, sigmoid)                                                                                                \
+    X(FLATTEN, flatten)                                                                                                \
+    X(DROPOUT, dropout)                                                                                                \
+    X(ADD, add)                                                                                                        \
+    X(CONCAT, concat)                                                                                                  \
+    X(EMBEDDING, embedding)                                                                                            \
+    X(POSITION_EMBEDDING, position_embedding)                                                                          \
+    X(RESHAPE, reshape)                                                                                                \
+    X(PERMUTE, permute)                                                                                                \
+    X(SLICE, slice)                                                                                                    \
+    X(PAD, pad)                                                                                                        \
+    X(ATTENTION, attention)                                                                                            \
+    X(LSTM, lstm)                                                                                                      \
+    X(MULTI_HEAD, multi_head)
+
 typedef enum gg_layer_kind {
-    GG_LAYER_INPUT = 0,
-    GG_LAYER_CONV2D,
-    GG_LAYER_LINEAR,
-    GG_LAYER_MAX_POOL2D,
-    GG_LAYER_AVG_POOL2D,
-    GG_LAYER_ADAPTIVE_AVG_POOL2D,
-    GG_LAYER_BATCH_NORM1D,
-    GG_LAYER_BATCH_NORM2D,
-    GG_LAYER_LAYER_NORM,
-    GG_LAYER_LOCAL_RESPONSE_NORM,
-    GG_LAYER_SOFTMAX,
-    GG_LAYER_LEAKY_RELU,
-    GG_LAYER_GELU,
-    GG_LAYER_RELU,
-    GG_LAYER_TANH,
-    GG_LAYER_SIGMOID,
-    GG_LAYER_FLATTEN,
-    GG_LAYER_DROPOUT,
-    GG_LAYER_ADD,
-    GG_LAYER_CONCAT,
-    GG_LAYER_EMBEDDING,
-    GG_LAYER_POSITION_EMBEDDING,
-    GG_LAYER_RESHAPE,
-    GG_LAYER_PERMUTE,
-    GG_LAYER_SLICE,
-    GG_LAYER_PAD,
-    GG_LAYER_ATTENTION,
-    GG_LAYER_LSTM,
-    GG_LAYER_MULTI_HEAD,
-    GG_LAYER_COUNT
+#define GG_LAYER_KIND(kind, row) GG_LAYER_##kind,
+    GG_LAYERS(GG_LAYER_KIND)
+#undef GG_LAYER_KIND
+        GG_LAYER_COUNT
 } gg_layer_kind;
 
 /* "conv2d"; kind < GG_LAYER_COUNT. */

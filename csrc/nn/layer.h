@@ -49,12 +49,9 @@ typedef struct gg_layer_type {
 
 const gg_layer_type *gg_layer_type_of(gg_layer_kind kind);
 
-extern const gg_layer_type gg_layer_conv2d, gg_layer_linear, gg_layer_max_pool2d, gg_layer_avg_pool2d,
-    gg_layer_adaptive_avg_pool2d, gg_layer_layer_norm, gg_layer_local_response_norm, gg_layer_softmax,
-    gg_layer_leaky_relu, gg_layer_gelu, gg_layer_relu, gg_layer_tanh, gg_layer_sigmoid, gg_layer_flatten,
-    gg_layer_dropout, gg_layer_add, gg_layer_concat, gg_layer_embedding, gg_layer_position_embedding, gg_layer_reshape,
-    gg_layer_permute, gg_layer_slice, gg_layer_pad, gg_layer_batch_norm1d, gg_layer_batch_norm2d, gg_layer_attention,
-    gg_layer_lstm, gg_layer_multi_head;
+#define GG_LAYER_ROW(kind, row) extern const gg_layer_type gg_layer_##row;
+GG_LAYERS(GG_LAYER_ROW)
+#undef GG_LAYER_ROW
 
 /* Windows, for convolution and pooling: checks the four pairs. */
 gg_status gg_window_check(const gg_window *window);
