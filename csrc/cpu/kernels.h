@@ -115,21 +115,23 @@ typedef struct gg_cpu_norm {
  * values; NULL means none. */
 typedef struct gg_cpu_rows {
     /* y = (x - mean)*inverse*weight + bias */
-    void (*row_apply)(size_t n, const float *x, float mean, float inverse, const float *weight, const float *bias,
-                      float *y);
+    void (*row_apply)(const gg_norm_rows *rows, const float *x, float mean, float inverse, const float *weight,
+                      const float *bias, float *y);
     /* The mean, and the sum of squared differences from it. */
     void (*row_moments)(size_t n, const float *x, double *mean, double *squares);
-    /* Let v = (x - mean)*inverse. Adds dy*v to grad_weight and dy to grad_bias, unless they are NULL. dx =
-     * inverse*(dy*weight - the mean of dy*weight - v*(the mean of dy*weight*v)); dx NULL means not wanted. */
-    void (*row_backward)(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
-                         float *grad_weight, float *grad_bias, float *dx);
-    void (*lanes_apply)(size_t n, size_t step, const float *x, const float *mean, const float *inverse,
+    /* Let v = (x - mean)*inverse and g = dy*weight. sum and product receive the sums of g and of g*v. Adds dy*v to
+     * grad_weight and dy to grad_bias, unless they are NULL. */
+    void (*row_sums)(const gg_norm_rows *rows, const float *x, const float *dy, float mean, float inverse,
+                     const float *weight, double *sum, double *product, float *grad_weight, float *grad_bias);
+    /* dx = inverse*(g - sum - v*product) */
+    void (*row_gradient)(const gg_norm_rows *rows, const float *x, const float *dy, float mean, float inverse,
+                         const float *weight, float sum, float product, float *dx);
+    void (*lanes_apply)(const gg_norm_rows *rows, size_t step, const float *x, const float *mean, const float *inverse,
                         const float *weight, const float *bias, float *y);
-    /* Also adds to grad_weight and grad_bias, unless they are NULL. */
-    void (*lanes_sums)(size_t n, size_t step, const float *x, const float *dy, const float *mean, const float *inverse,
-                       const float *weight, double sum[GG_LANES], double product[GG_LANES], double *grad_weight,
-                       double *grad_bias);
-    void (*lanes_gradient)(size_t n, size_t step, const float *x, const float *dy, const float *mean,
+    void (*lanes_sums)(const gg_norm_rows *rows, size_t step, const float *x, const float *dy, const float *mean,
+                       const float *inverse, const float *weight, double sum[GG_LANES], double product[GG_LANES],
+                       double *grad_weight, double *grad_bias);
+    void (*lanes_gradient)(const gg_norm_rows *rows, size_t step, const float *x, const float *dy, const float *mean,
                            const float *inverse, const float *weight, const float *sum, const float *product,
                            float *dx);
     void (*softmax_row)(size_t n, const float *x, float *y);

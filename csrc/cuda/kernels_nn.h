@@ -198,11 +198,12 @@ size_t gg_cuda_batch_norm_scratch(int64_t outer, int64_t channels, int64_t inner
 void gg_cuda_batch_norm(gg_cuda_stream stream, const gg_cuda_batch_norm_args *args);
 void gg_cuda_batch_norm_backward(gg_cuda_stream stream, const gg_cuda_batch_norm_args *args);
 
-/* LAYER_NORM of rows of `length` values, PLAIN. In place, forward and backward. backward: grad_weight NULL means no
- * parameter gradients; grad_bias NULL means no bias. */
+/* LAYER_NORM of the rows of each of `batch` samples, PLAIN. In place, forward and backward. backward: grad_weight NULL
+ * means no parameter gradients; grad_bias NULL means no bias. */
 typedef struct gg_cuda_layer_norm_args {
     gg_dtype dtype;
-    int64_t rows, length;
+    int64_t batch;
+    gg_norm_rows rows;
     float epsilon;
     const void *input;
     void *output;
@@ -213,8 +214,8 @@ typedef struct gg_cuda_layer_norm_args {
     float *saved;
     void *scratch; /* for backward with grad_weight */
 } gg_cuda_layer_norm_args;
-size_t gg_cuda_layer_norm_saved(int64_t rows);
-size_t gg_cuda_layer_norm_scratch(int64_t rows, int64_t length);
+size_t gg_cuda_layer_norm_saved(int64_t batch, const gg_norm_rows *rows);
+size_t gg_cuda_layer_norm_scratch(int64_t batch, const gg_norm_rows *rows);
 void gg_cuda_layer_norm(gg_cuda_stream stream, const gg_cuda_layer_norm_args *args);
 void gg_cuda_layer_norm_backward(gg_cuda_stream stream, const gg_cuda_layer_norm_args *args);
 

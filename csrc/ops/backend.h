@@ -112,6 +112,11 @@ const char *gg_pass_name(gg_pass pass);
 /* Max inputs of a network, and max targets of a data set. */
 #define GG_MAX_FIELDS 8
 
+/* Rows of LAYER_NORM: adjacent values of a PLAIN sample. */
+typedef struct gg_norm_rows {
+    int64_t count, length; /* rows of a sample; values of a row */
+} gg_norm_rows;
+
 /* Description of an operation. Shapes are of one sample; batch is N. */
 typedef struct gg_op_desc {
     gg_op_kind kind;
@@ -154,6 +159,13 @@ typedef struct gg_op_desc {
     bool training;              /* false: backward is never run and dropout copies */
     bool input_grad;            /* false: grad_input is not needed (first layer) */
 } gg_op_desc;
+
+/* The rows of a LAYER_NORM whose axis has been checked. */
+static inline gg_norm_rows gg_norm_rows_of(const gg_op_desc *desc) {
+    gg_norm_rows rows = {1, 1};
+    for (int i = 0; i < desc->output.dims; ++i) *(i < desc->axis ? &rows.count : &rows.length) *= desc->output.size[i];
+    return rows;
+}
 
 /* Matrix products may read up to this many bytes past the last row of a PLAIN input or gradient; the values are
  * ignored. */

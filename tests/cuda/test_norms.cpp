@@ -201,6 +201,7 @@ template <class T> void test_layer_norm_of(int64_t rows, int64_t length, bool af
     desc.affine = affine;
     desc.bias = bias;
     desc.epsilon = 1e-5f;
+    const gg_norm_rows each = gg_norm_rows_of(&desc);
     random_numbers r(n);
     cpu_run cpu;
     cpu.input = {rounded<T>(r.floats(n, 1, 4))};
@@ -212,12 +213,12 @@ template <class T> void test_layer_norm_of(int64_t rows, int64_t length, bool af
     device_batch<T> x(cpu.input[0], "x"), y(n, "y"), dy(cpu.grad_output, "dy"), dx(n, "dx");
     device_floats weight(affine ? cpu.parameter[0] : floats(), "weight"), dw((size_t)length, "dw");
     device_floats offset(affine && bias ? cpu.parameter[1] : floats(), "bias"), db((size_t)length, "db");
-    device_floats saved(gg_cuda_layer_norm_saved(rows) / sizeof(float), "saved");
-    buffer<double> scratch(gg_cuda_layer_norm_scratch(rows, length) / sizeof(double), "scratch");
+    device_floats saved(gg_cuda_layer_norm_saved(rows, &each) / sizeof(float), "saved");
+    buffer<double> scratch(gg_cuda_layer_norm_scratch(rows, &each) / sizeof(double), "scratch");
     gg_cuda_layer_norm_args a = {};
     a.dtype = dtype_of<T>;
-    a.rows = rows;
-    a.length = length;
+    a.batch = rows;
+    a.rows = each;
     a.epsilon = desc.epsilon;
     a.input = x;
     a.output = y;

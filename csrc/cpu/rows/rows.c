@@ -8,6 +8,7 @@
 typedef struct rows_op {
     gg_op head;
     gg_device *device;
+    gg_norm_rows rows;     /* LAYER_NORM */
     int64_t length, outer; /* values of a row; rows (PLAIN), or rows of a sample */
     int64_t inner;         /* SOFTMAX: floats between two values of a row; LAYER_NORM: 1, or the lanes */
     bool side_by_side;     /* rows whose values are not adjacent */
@@ -109,15 +110,15 @@ static void layer_norm_forward_part(void *context, int thread, int threads) {
     size_t begin, end, width;
     gg_parallel_split((size_t)op->units, 1, thread, threads, &begin, &end);
     for (int64_t unit = (int64_t)begin; unit < (int64_t)end; ++unit) {
-        const size_t at = unit_at(op, unit, &width), n = (size_t)op->length;
+        const size_t at = unit_at(op, unit, &width);
         const float *x = (const float *)args->input[0] + at;
         float *y = (float *)args->output + at, *stats = stats_at(op, args, unit);
         if (op->side_by_side) {
             measure_lanes(op, (int64_t)at % op->inner, x, stats);
-            kernels_of(op)->lanes_apply(n, (size_t)op->inner, x, stats, stats + GG_LANES, weight, bias, y);
+            kernels_of(op)->lanes_apply(&op->rows, (size_t)op->inner, x, stats, stats + GG_LANES, weight, bias, y);
         } else {
             measure_row(op, x, stats);
-            kernels_of(op)->row_apply(n, x, stats[0], stats[1], weight, bias, y);
+            kernels_of(op)->row_apply(&op->rows, x, stats[0], stats[1], weight, bias, y);
         }
     }
 }
@@ -147,8 +148,12 @@ static void row_backward(const rows_op *op, const rows_job *job, int64_t unit, s
     const float *weight = layer_norm_parameter(op, args, GG_PARAMETER_WEIGHT), *stats = stats_at(op, args, unit);
     const float *x = (const float *)args->input[0] + at, *dy = (const float *)args->grad_output + at;
     const size_t n = (size_t)op->length;
-    kernels_of(op)->row_backward(n, x, dy, stats[0], stats[1], weight, sums, sums != NULL ? sums + n : NULL,
-                                 args->grad_input[0] != NULL ? (float *)args->grad_input[0] + at : NULL);
+    double sum, product;
+    kernels_of(op)->row_sums(&op->rows, x, dy, stats[0], stats[1], weight, &sum, &product, sums,
+                             sums != NULL ? sums + n : NULL);
+    if (args->grad_input[0] == NULL) return;
+    kernels_of(op)->row_gradient(&op->rows, x, dy, stats[0], stats[1], weight, (float)(sum / (double)n),
+                                 (float)(product / (double)n), (float *)args->grad_input[0] + at);
 }
 
 static void lanes_backward(const rows_op *op, const rows_job *job, int64_t unit, size_t at, double *sums) {
@@ -158,14 +163,14 @@ static void lanes_backward(const rows_op *op, const rows_job *job, int64_t unit,
     const size_t n = (size_t)op->length, step = (size_t)op->inner;
     double sum[GG_LANES], product[GG_LANES];
     float mean_sum[GG_LANES], mean_product[GG_LANES];
-    kernels_of(op)->lanes_sums(n, step, x, dy, stats, stats + GG_LANES, weight, sum, product, sums,
+    kernels_of(op)->lanes_sums(&op->rows, step, x, dy, stats, stats + GG_LANES, weight, sum, product, sums,
                                sums != NULL ? sums + n : NULL);
     if (args->grad_input[0] == NULL) return;
     for (int lane = 0; lane < GG_LANES; ++lane) {
         mean_sum[lane] = (float)(sum[lane] / (double)n);
         mean_product[lane] = (float)(product[lane] / (double)n);
     }
-    kernels_of(op)->lanes_gradient(n, step, x, dy, stats, stats + GG_LANES, weight, mean_sum, mean_product,
+    kernels_of(op)->lanes_gradient(&op->rows, step, x, dy, stats, stats + GG_LANES, weight, mean_sum, mean_product,
                                    (float *)args->grad_input[0] + at);
 }
 
@@ -211,15 +216,14 @@ static const gg_op_class layer_norm_class = {
 
 gg_status gg_native_layer_norm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_op *head;
-    int64_t length = 1;
     *out = NULL;
     GG_TRY(rows_create(device, desc, &layer_norm_class, &head));
     rows_op *op = (rows_op *)head;
-    for (int i = (int)desc->axis; i < desc->output.dims; ++i) length *= desc->output.size[i];
-    rows_place(op, length, 1);
+    op->rows = gg_norm_rows_of(desc);
+    rows_place(op, op->rows.length, 1);
     head->backward_needs_input = 1;
     head->saved_bytes = (size_t)(op->units * 2 * (op->side_by_side ? GG_LANES : 1)) * sizeof(float);
-    if (desc->training && desc->affine) head->scratch_bytes = (size_t)(op->threads * 3 * length) * sizeof(double);
+    if (desc->training && desc->affine) head->scratch_bytes = (size_t)(op->threads * 3 * op->length) * sizeof(double);
     *out = head;
     return GG_OK;
 }

@@ -28,8 +28,9 @@ static inline void add_to_doubles(double *sum, lanes_f v) {
 
 /* ------------------------------------------------------------------------------------- layer normalisation */
 
-static void row_apply(size_t n, const float *x, float mean, float inverse, const float *weight, const float *bias,
-                      float *y) {
+static void row_apply(const gg_norm_rows *rows, const float *x, float mean, float inverse, const float *weight,
+                      const float *bias, float *y) {
+    const size_t n = (size_t)rows->length;
     if (weight == NULL) {
         GG_INDEPENDENT
         for (size_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * inverse;
@@ -79,10 +80,11 @@ static void row_moments(size_t n, const float *x, double *mean, double *squares)
     *squares = square - rest * rest / (double)n;
 }
 
-static void row_backward(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
-                         float *grad_weight, float *grad_bias, float *dx) {
+static void row_sums(const gg_norm_rows *rows, const float *x, const float *dy, float mean, float inverse,
+                     const float *weight, double *sum, double *product, float *grad_weight, float *grad_bias) {
+    const size_t n = (size_t)rows->length;
     const lanes_f center = lanes_set(mean), factor = lanes_set(inverse);
-    double sum = 0, product = 0;
+    *sum = *product = 0;
     for (size_t at = 0; at < n; at += ROW_PIECE) {
         const size_t end = n - at < ROW_PIECE ? n : at + ROW_PIECE;
         lanes_f s = lanes_set(0), p = lanes_set(0);
@@ -97,11 +99,16 @@ static void row_backward(size_t n, const float *x, const float *dy, float mean, 
             s = lanes_add(s, g);
             p = lanes_multiply_add(g, v, p);
         }
-        sum += (double)lanes_total(s);
-        product += (double)lanes_total(p);
+        *sum += (double)lanes_total(s);
+        *product += (double)lanes_total(p);
     }
-    if (dx == NULL) return;
-    const lanes_f all = lanes_set((float)(sum / (double)n)), along = lanes_set((float)(product / (double)n));
+}
+
+static void row_gradient(const gg_norm_rows *rows, const float *x, const float *dy, float mean, float inverse,
+                         const float *weight, float sum, float product, float *dx) {
+    const size_t n = (size_t)rows->length;
+    const lanes_f center = lanes_set(mean), factor = lanes_set(inverse);
+    const lanes_f all = lanes_set(sum), along = lanes_set(product);
     for (size_t i = 0; i < n; i += GG_LANES) {
         lanes_f g = lanes_of_row(dy, i, n);
         const lanes_f v = lanes_multiply(lanes_subtract(lanes_of_row(x, i, n), center), factor);
@@ -111,8 +118,9 @@ static void row_backward(size_t n, const float *x, const float *dy, float mean, 
     }
 }
 
-static void lanes_apply(size_t n, size_t step, const float *x, const float *mean, const float *inverse,
+static void lanes_apply(const gg_norm_rows *rows, size_t step, const float *x, const float *mean, const float *inverse,
                         const float *weight, const float *bias, float *y) {
+    const size_t n = (size_t)rows->length;
     const lanes_f center = lanes_load_any(mean), factor = lanes_load_any(inverse);
     for (size_t i = 0; i < n; ++i, x += step, y += step) {
         lanes_f v = lanes_multiply(lanes_subtract(lanes_load_any(x), center), factor);
@@ -122,9 +130,10 @@ static void lanes_apply(size_t n, size_t step, const float *x, const float *mean
     }
 }
 
-static void lanes_sums(size_t n, size_t step, const float *x, const float *dy, const float *mean, const float *inverse,
-                       const float *weight, double sum[GG_LANES], double product[GG_LANES], double *grad_weight,
-                       double *grad_bias) {
+static void lanes_sums(const gg_norm_rows *rows, size_t step, const float *x, const float *dy, const float *mean,
+                       const float *inverse, const float *weight, double sum[GG_LANES], double product[GG_LANES],
+                       double *grad_weight, double *grad_bias) {
+    const size_t n = (size_t)rows->length;
     const lanes_f center = lanes_load_any(mean), factor = lanes_load_any(inverse);
     for (int i = 0; i < GG_LANES; ++i) sum[i] = product[i] = 0;
     for (size_t at = 0; at < n; at += LANE_PIECE) {
@@ -145,9 +154,10 @@ static void lanes_sums(size_t n, size_t step, const float *x, const float *dy, c
     }
 }
 
-static void lanes_gradient(size_t n, size_t step, const float *x, const float *dy, const float *mean,
+static void lanes_gradient(const gg_norm_rows *rows, size_t step, const float *x, const float *dy, const float *mean,
                            const float *inverse, const float *weight, const float *sum, const float *product,
                            float *dx) {
+    const size_t n = (size_t)rows->length;
     const lanes_f center = lanes_load_any(mean), factor = lanes_load_any(inverse);
     const lanes_f all = lanes_load_any(sum), along = lanes_load_any(product);
     for (size_t i = 0; i < n; ++i, x += step, dy += step, dx += step) {
@@ -231,7 +241,8 @@ static void softmax_lanes_backward(size_t n, size_t step, size_t width, const fl
 const gg_cpu_rows GG_VARIANT(gg_cpu_rows) = {
     .row_apply = row_apply,
     .row_moments = row_moments,
-    .row_backward = row_backward,
+    .row_sums = row_sums,
+    .row_gradient = row_gradient,
     .lanes_apply = lanes_apply,
     .lanes_sums = lanes_sums,
     .lanes_gradient = lanes_gradient,

@@ -91,11 +91,10 @@ gg_status gg_cuda_batch_norm_create(gg_device *device, const gg_op_desc *desc, g
 /* ------------------------------------------------------------------------------------------ layer norm */
 
 static gg_cuda_layer_norm_args layer_norm_args(const gg_op *head, const gg_op_args *args) {
-    const gg_cuda_element_op *op = (const gg_cuda_element_op *)head;
     const gg_op_desc *desc = &head->desc;
     return (gg_cuda_layer_norm_args){.dtype = head->output.dtype,
-                                     .rows = op->outer,
-                                     .length = op->inner,
+                                     .batch = desc->batch,
+                                     .rows = gg_norm_rows_of(desc),
                                      .epsilon = desc->epsilon,
                                      .input = args->input[0],
                                      .output = args->output,
@@ -131,15 +130,12 @@ gg_status gg_cuda_layer_norm_create(gg_device *device, const gg_op_desc *desc, g
         return gg_fail(GG_ERROR_SHAPE, "layer_norm has one input and begins at one of its axes, not at %lld",
                        (long long)desc->axis);
     GG_TRY(gg_cuda_element_create(device, desc, &layer_norm_class, GG_CUDA_BFLOAT16, out));
-    gg_cuda_element_op *op = (gg_cuda_element_op *)*out;
-    op->inner = 1;
-    for (int i = (int)desc->axis; i < desc->output.dims; ++i) op->inner *= desc->output.size[i];
-    op->channels = 1;
-    op->outer = (int64_t)op->n / op->inner;
-    op->head.in_place = true;
-    op->head.backward_needs_input = 1;
-    op->head.saved_bytes = gg_cuda_layer_norm_saved(op->outer);
-    if (desc->training && desc->affine) op->head.scratch_bytes = gg_cuda_layer_norm_scratch(op->outer, op->inner);
+    const gg_norm_rows rows = gg_norm_rows_of(desc);
+    gg_op *head = *out;
+    head->in_place = true;
+    head->backward_needs_input = 1;
+    head->saved_bytes = gg_cuda_layer_norm_saved(desc->batch, &rows);
+    if (desc->training && desc->affine) head->scratch_bytes = gg_cuda_layer_norm_scratch(desc->batch, &rows);
     return GG_OK;
 }
 

@@ -239,23 +239,24 @@ void gg_cuda_batch_norm_backward(gg_cuda_stream stream, const gg_cuda_batch_norm
 /* Saves mean and inverse deviation of each row. A warp or a block computes a row. */
 template <class T, int GROUP> static __global__ void layer_forward(gg_cuda_layer_norm_args a) {
     const int place = group_place<GROUP>();
-    for (int64_t row = group_first<GROUP>(); row < a.rows; row += group_step<GROUP>()) {
-        const T *x = (const T *)a.input + row * a.length;
-        T *y = (T *)a.output + row * a.length;
+    const int64_t length = a.rows.length, rows = a.batch * a.rows.count;
+    for (int64_t row = group_first<GROUP>(); row < rows; row += group_step<GROUP>()) {
+        const T *x = (const T *)a.input + row * length;
+        T *y = (T *)a.output + row * length;
         double sum = 0, squares = 0;
-        for (int64_t i = place; i < a.length; i += GROUP) sum += (double)gg_load(x + i);
-        const double center = group_sum<GROUP>(sum) / (double)a.length;
-        for (int64_t i = place; i < a.length; i += GROUP) {
+        for (int64_t i = place; i < length; i += GROUP) sum += (double)gg_load(x + i);
+        const double center = group_sum<GROUP>(sum) / (double)length;
+        for (int64_t i = place; i < length; i += GROUP) {
             const double d = (double)gg_load(x + i) - center;
             squares += d * d;
         }
-        const double variance = group_sum<GROUP>(squares) / (double)a.length;
+        const double variance = group_sum<GROUP>(squares) / (double)length;
         const float mean = (float)center, inverse = (float)(1 / sqrt(variance + (double)a.epsilon));
         if (place == 0) {
             a.saved[2 * row] = mean;
             a.saved[2 * row + 1] = inverse;
         }
-        for (int64_t i = place; i < a.length; i += GROUP) {
+        for (int64_t i = place; i < length; i += GROUP) {
             float v = (gg_load(x + i) - mean) * inverse;
             if (a.weight != NULL) v *= a.weight[i];
             if (a.bias != NULL) v += a.bias[i];
@@ -266,19 +267,20 @@ template <class T, int GROUP> static __global__ void layer_forward(gg_cuda_layer
 
 template <class T, int GROUP> static __global__ void layer_backward(gg_cuda_layer_norm_args a) {
     const int place = group_place<GROUP>();
-    for (int64_t row = group_first<GROUP>(); row < a.rows; row += group_step<GROUP>()) {
-        const T *x = (const T *)a.input + row * a.length, *dy = (const T *)a.grad_output + row * a.length;
+    const int64_t length = a.rows.length, rows = a.batch * a.rows.count;
+    for (int64_t row = group_first<GROUP>(); row < rows; row += group_step<GROUP>()) {
+        const T *x = (const T *)a.input + row * length, *dy = (const T *)a.grad_output + row * length;
         const float mean = a.saved[2 * row], inverse = a.saved[2 * row + 1];
-        T *dx = (T *)a.grad_input + row * a.length;
+        T *dx = (T *)a.grad_input + row * length;
         double sums = 0, products = 0;
-        for (int64_t i = place; i < a.length; i += GROUP) {
+        for (int64_t i = place; i < length; i += GROUP) {
             const float g = gg_load(dy + i) * (a.weight != NULL ? a.weight[i] : 1.0f);
             sums += (double)g;
             products += (double)g * (double)((gg_load(x + i) - mean) * inverse);
         }
-        const float sum = (float)(group_sum<GROUP>(sums) / (double)a.length);
-        const float product = (float)(group_sum<GROUP>(products) / (double)a.length);
-        for (int64_t i = place; i < a.length; i += GROUP) {
+        const float sum = (float)(group_sum<GROUP>(sums) / (double)length);
+        const float product = (float)(group_sum<GROUP>(products) / (double)length);
+        for (int64_t i = place; i < length; i += GROUP) {
             const float g = gg_load(dy + i) * (a.weight != NULL ? a.weight[i] : 1.0f);
             gg_store(dx + i, inverse * (g - sum - (gg_load(x + i) - mean) * inverse * product));
         }
@@ -312,33 +314,39 @@ static __global__ void layer_parameters(const gg_pair *partial, int64_t pieces, 
     }
 }
 
-size_t gg_cuda_layer_norm_saved(int64_t rows) { return (size_t)(2 * rows) * sizeof(float); }
-size_t gg_cuda_layer_norm_scratch(int64_t rows, int64_t length) { return partial_bytes(rows, length, 1); }
+size_t gg_cuda_layer_norm_saved(int64_t batch, const gg_norm_rows *rows) {
+    return (size_t)(2 * batch * rows->count) * sizeof(float);
+}
+
+size_t gg_cuda_layer_norm_scratch(int64_t batch, const gg_norm_rows *rows) {
+    return partial_bytes(batch * rows->count, rows->length, 1);
+}
 
 /* Max values of a row that one warp computes. */
 enum { SHORT_ROW = 1024 };
 
 template <class T> static void layer_of(gg_cuda_stream stream, const gg_cuda_layer_norm_args *args) {
     const dim3 block(GG_BLOCK);
-    if (args->length <= SHORT_ROW)
-        GG_LAUNCH((layer_forward<T, WARP>), blocks_of_channels(args->rows), block, 0, stream, *args);
-    else GG_LAUNCH((layer_forward<T, GG_BLOCK>), dim3(blocks_for(args->rows, 1)), block, 0, stream, *args);
+    const int64_t rows = args->batch * args->rows.count;
+    if (args->rows.length <= SHORT_ROW)
+        GG_LAUNCH((layer_forward<T, WARP>), blocks_of_channels(rows), block, 0, stream, *args);
+    else GG_LAUNCH((layer_forward<T, GG_BLOCK>), dim3(blocks_for(rows, 1)), block, 0, stream, *args);
 }
 
 template <class T> static void layer_backward_of(gg_cuda_stream stream, const gg_cuda_layer_norm_args *args) {
     const dim3 block(GG_BLOCK);
+    const int64_t rows = args->batch * args->rows.count, length = args->rows.length;
     gg_pair *partial = (gg_pair *)args->scratch;
     if (args->grad_weight != NULL) {
         const layer_sum<T> term = {(const T *)args->input, (const T *)args->grad_output, args->saved};
         const bool wide = gg_is_aligned(args->input, 16) && gg_is_aligned(args->grad_output, 16);
-        sum_channels(stream, term, args->rows, args->length, 1, wide, partial);
-        GG_LAUNCH(layer_parameters, blocks_of_channels(args->length), block, 0, stream, partial,
-                  pieces_of(args->rows, args->length, 1), args->length, args->grad_weight, args->grad_bias);
+        sum_channels(stream, term, rows, length, 1, wide, partial);
+        GG_LAUNCH(layer_parameters, blocks_of_channels(length), block, 0, stream, partial, pieces_of(rows, length, 1),
+                  length, args->grad_weight, args->grad_bias);
     }
     if (args->grad_input == NULL) return;
-    if (args->length <= SHORT_ROW)
-        GG_LAUNCH((layer_backward<T, WARP>), blocks_of_channels(args->rows), block, 0, stream, *args);
-    else GG_LAUNCH((layer_backward<T, GG_BLOCK>), dim3(blocks_for(args->rows, 1)), block, 0, stream, *args);
+    if (length <= SHORT_ROW) GG_LAUNCH((layer_backward<T, WARP>), blocks_of_channels(rows), block, 0, stream, *args);
+    else GG_LAUNCH((layer_backward<T, GG_BLOCK>), dim3(blocks_for(rows, 1)), block, 0, stream, *args);
 }
 
 void gg_cuda_layer_norm(gg_cuda_stream stream, const gg_cuda_layer_norm_args *args) {
