@@ -14,6 +14,7 @@ from gossipgrad.errors import counted, did_you_mean
 from gossipgrad.state.files import content, json_text, write_atomically
 
 SCHEMA = 1
+PARTS_OF_TIME = ("compute_seconds", "exposed_communication_seconds", "data_wait_seconds")
 Record = dict[str, Any]
 
 # The order of an epoch's record; other numbers of the core follow.
@@ -182,6 +183,7 @@ class History:
     algorithms: list[Record] = field(default_factory=list)
     graphs: Record = field(default_factory=dict)
     apoptosis: Record = field(default_factory=dict)
+    time_by_rank: list[Record] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.epochs)
@@ -216,7 +218,7 @@ class History:
     def to_dict(self) -> Record:
         """The report: schema 1 of docs/report.md."""
         facts = {one.name: getattr(self, one.name) for one in fields(self)}
-        last = {key: facts.pop(key) for key in ("epochs", "weights_sha256")}  # long fields go last
+        last = {key: facts.pop(key) for key in ("epochs", "time_by_rank", "weights_sha256")}  # long fields go last
         return {"schema": SCHEMA, **facts, **last}
 
     def write(self, path: str | os.PathLike[str]) -> None:

@@ -37,7 +37,7 @@ def test_fields(run, tmp_path):
     run.history.write(tmp_path / "r.json")
     report = json.loads((tmp_path / "r.json").read_text())
     names = ["schema", "settings", "environment", "ranks", "model", "schedule", "partitioned_fc", "tuning"]
-    names += ["algorithms", "graphs", "apoptosis", "epochs", "weights_sha256"]
+    names += ["algorithms", "graphs", "apoptosis", "epochs", "time_by_rank", "weights_sha256"]
     assert list(report) == names
     facts = {"stages": 2, "diffusion_steps": 2, "meeting_steps": 2}
     assert report["schedule"] == {"topology": "dissemination", "rotate": True, **facts}
@@ -82,6 +82,15 @@ def test_numbers(run):
     mean = np.mean(flatten, axis=0)
     distance = np.mean([np.linalg.norm(w - mean) for w in flatten]) / np.linalg.norm(mean)
     assert last["consensus_distance"] == pytest.approx(distance, rel=1e-4, abs=1e-9)
+
+
+def test_time_by_rank(run):
+    """Its means are the sums of the epochs' records."""
+    assert len(run.history.time_by_rank) == 3
+    for key in ("compute_seconds", "exposed_communication_seconds", "data_wait_seconds"):
+        found = [one[key] for one in run.history.time_by_rank]
+        assert np.mean(found) == pytest.approx(sum(run.history[key])), key
+        assert max(found) <= sum(run.history[f"{key}_max"]) * (1 + 1e-9), key
 
 
 def test_hashes(run):

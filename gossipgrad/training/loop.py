@@ -287,6 +287,7 @@ class Loop:
         trainer = self.trainer
         self._counts = trainer.core.counts()
         record: Record = {"epoch": number, "learning_rate": self._rate, **trainer.core.end_epoch()}
+        trainer.count_seconds()
         trainer.fit_state.stage = Stage.BETWEEN
         if self.apoptosis is not None:
             record |= self.apoptosis.end_epoch(record)

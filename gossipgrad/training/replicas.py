@@ -22,7 +22,7 @@ from gossipgrad.apoptosis import Apoptosis, Course
 from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import LARGEST, check_keywords, choice, counted, flag, integer, is_of, number
-from gossipgrad.history import History, Record
+from gossipgrad.history import PARTS_OF_TIME, History, Record
 from gossipgrad.launch import agreement, environment, stall
 from gossipgrad.launch.interrupts import uninterrupted
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, Backend, ConvAlgorithm, DType, Precision
@@ -225,6 +225,7 @@ class Replicas:
         self.last_epoch = 0  # number of the last epoch of this fit
         self.validating = False
         self.history = History(ranks=self.size)
+        self._seconds: list[Record] = []  # of each local rank, over the epochs of this trainer
         self.course = None if self.apoptosis is None else Course.begun(self.apoptosis)
         self.batches: Batches | None = None  # of the last fit
         self.set_batch: int | None = None  # by set_batch_size; None: as fit was called with
@@ -632,6 +633,19 @@ class Replicas:
             own.append(digest.hexdigest())
         return own if agreement.alone(self.team) else [one.decode() for one in self.gather(own[0].encode())]
 
+    def count_seconds(self) -> None:
+        """Add the seconds of the epoch that has ended, for each local rank."""
+        counts = self.core.counts()
+        self._seconds = self._seconds or [dict.fromkeys(PARTS_OF_TIME, 0.0) for _ in counts]
+        for total, one in zip(self._seconds, counts, strict=True):
+            waited = one["exposed_seconds"], one["data_seconds"]
+            for key, seconds in zip(PARTS_OF_TIME, (one["clock_seconds"] - sum(waited), *waited), strict=True):
+                total[key] += seconds
+
+    def time_by_rank(self) -> list[Record]:
+        """The history's time_by_rank. Collective."""
+        return [one for part in self.gather(json.dumps(self._seconds).encode()) for one in json.loads(part)]
+
     @collective
     def close(self) -> None:
         """Free the core's memory. Collective."""
@@ -708,7 +722,7 @@ class Replicas:
         self._describe_network()
         if self.apoptosis is not None:
             self.describe_apoptosis()
-        self.history.weights_sha256 = []
+        self.history.weights_sha256, self.history.time_by_rank = [], []
 
     def _describe_network(self) -> None:
         self.history.tuning = self.tuning if self._core is not None else {}
