@@ -11,6 +11,7 @@ from typing import Any
 
 from gossipgrad import show
 from gossipgrad.errors import counted, did_you_mean
+from gossipgrad.report import write as write_page
 from gossipgrad.state.files import content, json_text, write_atomically
 
 SCHEMA = 1
@@ -224,6 +225,14 @@ class History:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, NaN and infinities as null; the file appears complete or not at all."""
         write_atomically(path, json_text(self.to_dict(), indent=1).encode() + b"\n")
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one HTML page with pictures, settings and the command of this run; it loads nothing from elsewhere.
+
+        The file appears complete or not at all. ImportError without Plotly, which pip install 'gossipgrad[report]'
+        installs. `gossipgrad report` writes one page of several reports.
+        """
+        write_page({str(self.model.get("name", "run")): self.to_dict()}, path)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> History:

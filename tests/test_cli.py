@@ -55,13 +55,13 @@ def test_no_command_is_help(capsys):
     assert code == 0 and not err and "gossipgrad run -n 2 train" in out and "compare" in out
 
 
-@pytest.mark.parametrize("command", ["", "run", "train", "evaluate", "compare", "bench", "info"])
+@pytest.mark.parametrize("command", ["", "run", "train", "evaluate", "compare", "bench", "info", "report"])
 def test_help_is_one_screen(command, capsys, monkeypatch):
     """Of 40 lines of 80 columns; --help-all has every option, in 80 columns, too."""
     monkeypatch.setenv("COLUMNS", "80")
     code, short, _ = cli_run(capsys, *command.split(), "--help")
     assert code == 0 and len(short.splitlines()) <= 40 and max(map(len, short.splitlines())) <= 80
-    code, whole, _ = cli_run(capsys, *command.split(), "--help-all" if command not in ("", "info") else "--help")
+    code, whole, _ = cli_run(capsys, *command.split(), "--help-all" if command not in ("", "info", "report") else "--help")
     assert code == 0 and max(map(len, whole.splitlines())) <= 80
     if command in ("train", "evaluate", "compare", "bench"):
         names = [action.option_strings[0] for action in actions(command)]

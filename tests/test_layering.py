@@ -349,7 +349,9 @@ launch
 state
 losses schedules layers sequences heads summary weights model
 data
-metrics optim compression strategies cluster team apoptosis history plots models callbacks
+metrics optim compression strategies cluster team apoptosis models
+report
+history plots callbacks
 training
 trainer exchange
 bench profile sklearn torch

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from gossipgrad.cli import bench, compare, evaluate, train
+from gossipgrad.cli import bench, compare, evaluate, report, train
 from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, UsageError
 from gossipgrad.cli.parsing import Parser
 from gossipgrad.errors import SAVED, SavedOnSignal, one_line
@@ -37,6 +37,7 @@ _COMMANDS: dict[str, tuple[Callable[[Parser], None], Callable[[argparse.Namespac
     "evaluate": (evaluate.add_options, evaluate.evaluate, "loss and metrics of a saved network"),
     "info": (bench.add_info_options, bench.info, "versions, CPU, MPI, libraries"),
     "bench": (bench.add_options, bench.time_it, "time a training step; prints one line of JSON"),
+    "report": (report.add_options, report.make, "one page of runs, with pictures"),
     "compare": (compare.add_options, compare.side_by_side, "strategies side by side, on virtual ranks"),
 }
 
@@ -137,7 +138,7 @@ def main(argv: list[str]) -> int:
         interrupts.end_import()
         arguments = parser().parse_args(argv)
         checkpoint = arguments.checkpoint if arguments.command == "train" else None
-        if arguments.command != "info" and getattr(arguments, "virtual_ranks", None) is None:
+        if arguments.command not in ("info", "report") and getattr(arguments, "virtual_ranks", None) is None:
             origin.check()
         with warnings.catch_warnings():
             warnings.showwarning = _warn

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gossipgrad import models
+from gossipgrad import models, report
 from gossipgrad.callbacks import Callback, Checkpoint, CSVLogger, EarlyStopping, JSONLLogger, StopOnNaN
 from gossipgrad.cli.options import (
     FAILURE,
@@ -83,7 +83,7 @@ _SHORT = {
     "resume": "go on from a checkpoint",
     "weights": "begin with these weights",
     "early_stopping": "stop after N epochs without a lower validation loss",
-    "report": "write the history as JSON",
+    "report": "write the history as JSON, or as a page: run.html",
     "trace": "write a trace for Perfetto",
     "quiet": "print errors only",
 }
@@ -152,7 +152,8 @@ def add_options(parser: Parser) -> None:
     add_data_options(parser)
     files = parser.add_argument_group("what comes out")
     files.add_argument("--validate-replicas", action="store_true", help="validate every rank's own weights as well")
-    files.add_argument("--report", type=path, metavar="FILE", help="write the history as JSON")
+    help_ = "write the history as JSON; a name that ends in .html: as a page (wants Plotly)"
+    files.add_argument("--report", type=path, metavar="FILE", help=help_)
     files.add_argument("--trace", type=path, metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
     files.add_argument(
         "--checkpoint", type=path, metavar="FILE", help="save after every epoch; the best beside it, as *.best.*"
@@ -241,6 +242,11 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     ]
     read = {option_of(key): path for key, path in given(arguments, ("resume", "weights")).items()}
     checked(lambda: outputs.check(wanted, read))
+    if arguments.report and report.is_page(arguments.report):
+        try:
+            report.bundle()
+        except ImportError as error:
+            raise UsageError(f"--report {arguments.report}: {error}") from error
 
 
 def _load_weights(net: Model, path: str) -> None:
@@ -352,7 +358,8 @@ def _train(arguments: argparse.Namespace, described: Callable[[], None]) -> int:
         resume=arguments.resume,
     )
     lost = [one.failure for one in callbacks if isinstance(one, (CSVLogger, JSONLLogger)) and one.failure is not None]
-    for key, write in (("report", history.write), ("trace", trainer.write_trace)):
+    whole = history.to_html if arguments.report and report.is_page(arguments.report) else history.write
+    for key, write in (("report", whole), ("trace", trainer.write_trace)):
         path_given = getattr(arguments, key)
         if path_given and (key == "trace" or trainer.rank == 0):  # a trace is gathered from all ranks
             try:
