@@ -49,7 +49,7 @@ class Trainer(Replicas):
     strategy   how ranks exchange weights or gradients: gossipgrad.GossipGraD(), AllReduce(), ...
     comm       the ranks: None: those of mpiexec, else one; gossipgrad.VirtualCluster(4): four in this process.
 
-        trainer = gg.Trainer(net, optimizer=gg.SGD(lr=0.02, momentum=0.9), comm=gg.VirtualCluster(4))
+        trainer = gg.Trainer(net, optimizer=gg.SGD(lr=0.02), comm=gg.VirtualCluster(4))
         history = trainer.fit(train, validation=test, epochs=2)
 
     Then evaluate(test) measures, predict(x) computes outputs, save(PATH) writes a checkpoint, and Trainer.load(PATH) or

@@ -165,7 +165,8 @@ class Exchange:
 
         x = gg.Exchange({"w": np.zeros((8, 3)), "b": np.zeros(3)}, optimizer=gg.SGD(lr=0.1))
         for batch in batches_of(x.rank):
-            x.gradients["w"], x.gradients["b"] = gradients_of(x.weights["w"], x.weights["b"], batch)
+            w, b = x.weights["w"], x.weights["b"]
+            x.gradients["w"], x.gradients["b"] = gradients_of(w, b, batch)
             x.step()
 
     arrays       arrays of finite floating numbers by name, in the order of their use; they are copied, as float32.

@@ -39,7 +39,10 @@ class DiLoCo(_OuterSteps):
     weights after the last outer step, at first the initial weights; w_r are rank r's. After each step t (from 0) with
     (t + 1) % period == 0, counted over epochs,
 
-        g = phi - mean over all ranks of w_r;  m = outer_momentum * m - outer_lr * g;  phi = phi + m;  w_r = phi.
+        g = phi - mean over all ranks of w_r
+        m = outer_momentum * m - outer_lr * g
+        phi = phi + m
+        w_r = phi
 
     Between outer steps nothing is sent. The inner optimiser is any, and its moments stay with their rank. With
     outer_lr=1 and outer_momentum=0 this is PeriodicAllReduce without the mean of the moments.
@@ -83,8 +86,10 @@ class NoLoCo(_OuterSteps):
     2506.10911. Every rank has a phi of its own, its weights after its last outer step, at first the initial ones. After
     each step t (from 0) with (t + 1) % period == 0
 
-        m = outer_momentum * m + outer_lr * mean of the group's (w - phi) + outer_lr * (mean of the group's phi - phi);
-        phi = phi + m;  w = phi,
+        m = outer_momentum * m + outer_lr * mean of the group's (w - phi)
+                               + outer_lr * (mean of the group's phi - phi)
+        phi = phi + m
+        w = phi
 
     where both terms have the same rate; together they are outer_lr * (mean of the group's w - phi). A rank sends its
     weights, once, to the others of its group, and waits for nobody else. The seed and the step give a permutation of

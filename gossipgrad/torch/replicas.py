@@ -119,7 +119,7 @@ def replicas(
 ) -> Replicas:
     """Copies of a module that train in this process, for research and tests without MPI, with the same results.
 
-        models = gg.torch.replicas(make_net, 8, optimizer=gg.SGD(lr=0.02), strategy=gg.GossipGraD())
+        models = gg.torch.replicas(make_net, 8, gg.SGD(lr=0.02), gg.GossipGraD())
 
         def train(model, rank):  # a rank's training loop, as under MPI
             for x, y in batches_of(rank):

@@ -700,7 +700,7 @@ def wrap(
 ) -> Wrapped:
     """A PyTorch module that trains with the other ranks: call it, call backward(), and its `step()`.
 
-        model = gg.torch.wrap(net, optimizer=gg.SGD(lr=0.02, momentum=0.9), strategy=gg.GossipGraD())
+        model = gg.torch.wrap(net, optimizer=gg.SGD(lr=0.02), strategy=gg.GossipGraD())
         for x, y in loader:  # of this rank's samples
             loss_of(model(x), y).backward()
             model.step()
