@@ -224,3 +224,11 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert "dissemination" in page and "gossipgrad.GossipGraD" in page
     # Keywords of docstrings became terms, none was left in its column.
     assert re.search(r"<dt>.*staleness.*</dt>", page)
+    # The first page has its moving picture in itself, and no list of what the sidebar lists.
+    first = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    article = first.partition("<article")[2].partition("</article")[0]
+    assert "@keyframes gg-dot-0" in article and "toctree-l1" not in article
+    # The reference of the trainer opens with a line, not with all of its arguments.
+    trainer = (tmp_path / "site" / "api" / "trainer.html").read_text(encoding="utf-8")
+    opening = re.sub(r"<[^>]+>", "", trainer.partition('id="gossipgrad.Trainer"')[2].partition("</dt>")[0])
+    assert "comm=None, ...)" in " ".join(opening.split()) and len(opening) < 150

@@ -81,7 +81,7 @@ def converted(lines: list[str], parameters: set[str]) -> list[str]:
             continue
         if line.startswith("    ") and not gathered and term is None:
             if not (made and made[-1].startswith("    ")):
-                made.extend(["::", ""])
+                made.extend([".. code-block:: default", ""])
             made.extend([f"    {line}", ""] if not following.startswith("    ") else [f"    {line}"])
             continue
         begins = None if line.startswith(" ") else _term(line, following, ended, column, parameters)
@@ -127,10 +127,33 @@ def _process(app: Any, what: str, name: str, thing: Any, options: Any, lines: li
 
 
 def _signature(app: Any, what: str, name: str, thing: Any, options: Any, arguments: str | None, result: Any) -> Any:
-    """Shorter: a default that is made for each object has no text of its own, and *more refuses all that it gets."""
+    """Shorter: a default that is made for each object has no text of its own, and *more refuses all that it gets.
+
+    A class whose __init__ has a docstring of its own, below it on the page, opens with the arguments that the class's
+    docstring lists.
+    """
     if arguments is None:
         return None
+    if what == "class" and thing.__init__.__doc__ not in (None, object.__init__.__doc__):
+        arguments = _listed(thing) or arguments
     return re.sub(r"\*more: [^,)]*", "*", arguments).replace("<factory>", "..."), result
+
+
+def _listed(thing: Any) -> str:
+    """The signature with those arguments alone that the docstring lists in two columns, "" if it lists none or all."""
+    parameters = inspect.signature(thing).parameters.values()
+    names = {
+        found.group(1) for line in (inspect.getdoc(thing) or "").splitlines() if (found := _TWO_COLUMNS.fullmatch(line))
+    }
+    shown, by_name = [], False
+    for one in parameters:
+        if one.name in names:
+            if one.kind is one.KEYWORD_ONLY and not by_name:
+                shown.append("*")
+                by_name = True
+            shown.append(one.name if one.default is one.empty else f"{one.name}={one.default!r}")
+    count = len(shown) - by_name
+    return f"({', '.join([*shown, '...'])})" if 0 < count < len(parameters) else ""
 
 
 def setup(app: Any) -> dict[str, Any]:
