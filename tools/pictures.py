@@ -78,7 +78,7 @@ def bars(title: str, rows: Sequence[Bar], most: float, reference: tuple[float, s
         behind = left + ends * scale
         if reference:
             mark = left + reference[0] * scale
-            body.append(rect(mark - 0.75, y + 13, 1.5, 20, "ink"))
+            body.append(rect(mark - 0.75, y + 14, 1.5, 18, "ink"))
             if mark - 42 < behind < mark:
                 behind = mark
         body.append(text(behind + 6, y + 28, row.said, row.kind if row.kind != "other" else "muted"))
