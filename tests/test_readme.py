@@ -1,5 +1,5 @@
-"""The documents: every command and every Python block of README runs, the commands of docs/ parse, its Python runs, and
-the site builds without a warning."""
+"""The documents: README and the pages for beginners are played as a reader types them, the commands of all pages parse,
+their Python runs, and the site builds without a warning. tests/test_torch_docs.py plays docs/torch.md."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
 INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install -e "
 
-# What is added to commands that would take long. The rest run as they stand.
+# Options that shorten a command, or name what a reader has. The rest run as they stand.
 REDUCED = {
     "gossipgrad run -n 2 train": "--epochs 1",
     "gossipgrad run -n 4 train --strategy layerwise-allreduce --report run.json": "--epochs 1",
     "gossipgrad compare --virtual-ranks 2,4 --report-dir comparison": "--points 1 --samples 256 --lr 0.01"
     " --strategies gossipgrad,parameter-server",
     "python -m pytest -q": "--collect-only tests/test_readme.py",
+    "gossipgrad train --model resnet18 --data FOLDER": "--image-size 64 --batch-size 4 --epochs 1",
 }
+NAMES = {"FOLDER": "photos"}  # what commands call what the blocks before them wrote
 # Blocks with these are somebody else's code, shown beside ours.
 FOREIGN = re.compile(r"^\s*(import|from) (torch|lightning|horovod|tensorflow|keras|sklearn)\b", re.MULTILINE)
 
-WHOLE = ("docs/your_data.md",)
+PLAYED = ("README.md", "docs/first_steps.md", "docs/your_data.md")
 
 
 def blocks(path: Path) -> Iterator[tuple[str, str]]:
@@ -40,11 +42,15 @@ def blocks(path: Path) -> Iterator[tuple[str, str]]:
         yield found.group(1).strip(), found.group(2)
 
 
-def commands(path: Path) -> list[str]:
-    """The lines of the shell blocks, continued lines joined, comments left out."""
-    text = "\n".join(text for language, text in blocks(path) if language in ("", "sh", "bash"))
+def shell_lines(text: str) -> list[str]:
+    """Its commands, continued lines joined, comments left out."""
     lines = (line.partition("#")[0].strip() for line in text.replace("\\\n", "").splitlines())
     return [" ".join(line.split()) for line in lines if line]
+
+
+def commands(path: Path) -> list[str]:
+    """The commands of the shell blocks."""
+    return shell_lines("\n".join(text for language, text in blocks(path) if language in ("", "sh", "bash")))
 
 
 def run_here(command: str, folder: Path) -> str:
@@ -69,10 +75,44 @@ def run_here(command: str, folder: Path) -> str:
     return output
 
 
-def readme_commands() -> list[str]:
-    """The commands of README; of the two that install, what they run when that is done."""
-    lines = commands(ROOT / "README.md")
-    return [line.rpartition("&&")[2].strip() if line.startswith(INSTALL) else line for line in lines]
+def typed(page: str) -> Iterator[tuple[str, str]]:
+    """What a reader types, in order: ("python", a block) or ("sh", a command), also one inside a sentence.
+
+    Of commands that install: those behind them.
+    """
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for found in re.finditer(r"^```([^\n`]*)\n(.*?)^```$|`(gossipgrad\s[^`]+)`", text, re.MULTILINE | re.DOTALL):
+        language, block, inside = found.groups()
+        if inside or language in ("", "sh", "bash"):
+            for line in shell_lines(inside or block):
+                yield "sh", line.rpartition("&&")[2].strip() if line.startswith(INSTALL) else line
+        elif language == "python":
+            yield language, block
+
+
+def player(page: str) -> str:
+    """A program that does what a reader of the page does: Python keeps its names from block to block, as a notebook does.
+
+    A command that starts script.py finds the Python up to there in it.
+    """
+    program = ["import subprocess", "def typed(line): subprocess.run(line, shell=True, check=True)"]
+    blocks: list[str] = []
+    for kind, text in typed(page):
+        if kind == "python":
+            blocks.append(text)
+            program.append(text)
+            continue
+        line = " ".join(NAMES.get(word, word) for word in [*text.split(), *REDUCED.get(text, "").split()])
+        if "script.py" in line:
+            program.append(f"open('script.py', 'w').write({chr(10).join(blocks)!r})")
+        program += [f"print({'$ ' + line!r}, flush=True)", f"typed({line!r})"]
+    return "\n".join(program)
+
+
+def clone(folder: Path) -> None:
+    """What pages use of a clone."""
+    for name in ("examples", "tests", "pyproject.toml"):
+        (folder / name).symlink_to(ROOT / name)
 
 
 def test_the_two_commands_that_install():
@@ -81,27 +121,26 @@ def test_the_two_commands_that_install():
 
 
 def test_reductions_are_of_commands_that_are_there():
-    assert set(REDUCED) <= set(readme_commands())
+    lines = [text for page in PLAYED for kind, text in typed(page) if kind == "sh"]
+    assert set(REDUCED) <= set(lines) and len(lines) >= 9
+    assert set(NAMES) <= {word for line in lines for word in line.split()}
 
 
-@pytest.mark.parametrize("command", readme_commands())
-def test_commands_of_readme(command, tmp_path):
-    for name in ("examples", "tests", "pyproject.toml"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    output = run_here(f"{command} {REDUCED.get(command, '')}", tmp_path)
-    if " train" in command:
-        assert "validation accuracy" in output
-    if "--report run.json" in command:
+@pytest.mark.full
+@pytest.mark.parametrize("page", PLAYED)
+def test_a_page_is_played(page, tmp_path):
+    """Twice, in one folder: what the first time leaves must not break the second."""
+    if "import torch" in (ROOT / page).read_text(encoding="utf-8"):
+        pytest.importorskip("torch")
+    clone(tmp_path)
+    (tmp_path / "play.py").write_text(player(page))
+    for _ in range(1 if page == "README.md" else 2):
+        output = run_here("python play.py", tmp_path)
+    trainings = [text for kind, text in typed(page) if kind == "sh" and " train" in text]
+    assert output.count("validation accuracy") == len(trainings) > 0
+    if page == "README.md":
         assert len(gossipgrad.History.read(tmp_path / "run.json")) == 1
-    if "compare" in command:
-        assert (tmp_path / "comparison" / "compare.csv").exists()
-
-
-def test_python_of_readme(tmp_path):
-    text = "\n".join(text for language, text in blocks(ROOT / "README.md") if language == "python")
-    (tmp_path / "readme.py").write_text(text)
-    run_here("python readme.py", tmp_path)
-    assert (tmp_path / "lenet.safetensors").exists()
+        assert (tmp_path / "comparison" / "compare.csv").exists() and (tmp_path / "lenet.safetensors").exists()
 
 
 def test_shape_of_readme():
@@ -152,8 +191,13 @@ def test_links_of_documents():
 
 
 def gossipgrad_lines() -> list[tuple[str, str]]:
-    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
-    return [(p.relative_to(ROOT).as_posix(), line) for p in documents for line in commands(p) if "gossipgrad " in line]
+    """(page, command); of those inside a sentence those with options."""
+    found = []
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]:
+        inside = re.findall(r"`(gossipgrad\s[^`]+\s-[^`]+)`", page.read_text(encoding="utf-8"))
+        lines = [line for line in commands(page) if "gossipgrad " in line] + [" ".join(one.split()) for one in inside]
+        found += [(page.relative_to(ROOT).as_posix(), line) for line in lines]
+    return found
 
 
 def test_options_of_commands_in_documents():
@@ -167,7 +211,7 @@ def test_options_of_commands_in_documents():
         if words[0] == "run":
             while words and words[0] not in commands_of_ranks and not words[0].endswith(".py"):
                 words.pop(0)
-        if words and not words[0].endswith(".py") and "..." not in words:
+        if words and not words[0].endswith(".py") and not {"...", "NAME"} & set(words):
             try:
                 parser().parse_args(words)
             except (Exception, SystemExit) as error:
@@ -177,26 +221,21 @@ def test_options_of_commands_in_documents():
 
 
 def python_pages() -> list[str]:
-    return [p.relative_to(ROOT).as_posix() for p in PAGES if any(language == "python" for language, _ in blocks(p))]
+    pages = [p.relative_to(ROOT).as_posix() for p in PAGES if any(language == "python" for language, _ in blocks(p))]
+    return [page for page in pages if page not in PLAYED]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("page", python_pages())
 def test_python_of_documents(page, tmp_path):
-    """A page's blocks run one after the other, on one rank; those that show another library are compiled.
-
-    A page in WHOLE has all blocks run, and again in the same folder.
-    """
-    if page in WHOLE:
-        pytest.importorskip("torch")
+    """A page's blocks run one after the other, on one rank; those that show another library are compiled."""
     mine = []
     for language, text in blocks(ROOT / page):
         if language == "python":
             compile(text, page, "exec")
-            mine += [] if FOREIGN.search(text) and page not in WHOLE else [text]
+            mine += [] if FOREIGN.search(text) else [text]
     (tmp_path / "page.py").write_text("\n".join(mine))
-    for _ in range(2 if page in WHOLE else 1):
-        run_here("python page.py", tmp_path)
+    run_here("python page.py", tmp_path)
 
 
 def test_reference_is_complete():
