@@ -498,6 +498,41 @@ class LayerNorm(Trained):
         return {"normalized_shape": shape, "eps": self.eps, "elementwise_affine": affine, "bias": self.bias}
 
 
+class RMSNorm(LayerNorm):
+    """Root mean square normalisation (Zhang and Sennrich 2019): each sample is divided, over its last axes, by the
+    square root of the mean of its squares plus eps; PyTorch's form.
+
+    normalized_shape, lr, weight_decay  as of LayerNorm.
+    eps          added to the mean of the squares. PyTorch's default is 1.19e-7.
+    elementwise_affine  a weight (first 1) multiplies each place of the axes. There is no bias.
+    """
+
+    kind, prefix = "rms_norm", "rms"
+
+    def __init__(
+        self,
+        normalized_shape: int | tuple[int, ...] | list[int] | None = None,
+        *,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        lr: Factor = 1.0,
+        weight_decay: Factor = 1.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            normalized_shape,
+            eps=eps,
+            elementwise_affine=elementwise_affine,
+            bias=False,
+            lr=lr,
+            weight_decay=weight_decay,
+            name=name,
+        )
+
+    def config(self) -> dict[str, Any]:
+        return {key: value for key, value in super().config().items() if key != "bias"}
+
+
 class LocalResponseNorm(Layer):
     """Local response normalisation (Krizhevsky et al. 2012) of (channels, ...): x / (k + alpha*mean)^beta. The mean is
     over the squares of `size` channels around x's, with zeros beyond the ends; PyTorch's form.
@@ -576,7 +611,7 @@ KINDS: dict[str, type[Layer]] = {
     c.__name__: c
     for c in (
         *(Conv2d, Linear, MaxPool2d, AvgPool2d, ReLU, Tanh, Sigmoid, Flatten, Dropout, Add, Concat),
-        *(LayerNorm, LocalResponseNorm, Softmax, LeakyReLU, GELU),
+        *(LayerNorm, RMSNorm, LocalResponseNorm, Softmax, LeakyReLU, GELU),
         *(BatchNorm1d, BatchNorm2d, AdaptiveAvgPool2d, GlobalAvgPool2d),
     )
 }

@@ -157,6 +157,15 @@ def curves():
     return gg.Model(x, gg.Linear(4, name="out")(gg.Softmax()(gg.LayerNorm(name="e.ln", elementwise_affine=False)(e))))
 
 
+def root_mean_squares():
+    """RMSNorm over one axis and over all, of images and of vectors, with and without a weight."""
+    x = gg.Input((3, 9, 7))
+    a = gg.RMSNorm(7, name="a.rms")(gg.Conv2d(20, 3, padding=1, name="a")(x))
+    b = gg.RMSNorm((5, 7, 5), eps=0.1, name="b.rms")(gg.Conv2d(5, 3, name="b")(gg.Tanh()(a)))
+    c = gg.RMSNorm(name="c.rms")(gg.Linear(11, name="c")(gg.Flatten()(b)))
+    return gg.Model(x, gg.Linear(4, name="out")(gg.RMSNorm(elementwise_affine=False, name="d.rms")(gg.Tanh()(c))))
+
+
 def local_responses():
     """Local response normalisation with odd and even windows, the papers' power and others."""
     x = gg.Input((3, 9, 8))
@@ -199,6 +208,7 @@ GRAPHS = [
     normalised,
     adaptive_windows,
     curves,
+    root_mean_squares,
     local_responses,
     only_a_layer,
     starts_without_parameters,

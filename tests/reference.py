@@ -465,6 +465,22 @@ def layer_norm_backward(
     return inverse * (inner - means[0] - normal * means[1]), (grad * normal).sum(over), grad.sum(over)
 
 
+def rms_norm(x: Array, weight: Array | None, eps: float, axes: tuple[int, ...]) -> Array:
+    y = x / np.sqrt((x * x).mean(axes, keepdims=True) + eps)
+    return y if weight is None else y * weight
+
+
+def rms_norm_backward(
+    x: Array, weight: Array | None, grad: Array, eps: float, axes: tuple[int, ...]
+) -> tuple[Array, Array]:
+    """Gradients of x and weight."""
+    normal = rms_norm(x, None, eps, axes)
+    inner = grad if weight is None else grad * weight
+    inverse = 1 / np.sqrt((x * x).mean(axes, keepdims=True) + eps)
+    along = normal * (inner * normal).mean(axes, keepdims=True)
+    return inverse * (inner - along), (grad * normal).sum(tuple(range(x.ndim - len(axes))))
+
+
 def _channel_windows(channels: int, size: int) -> Array:
     """(channels, channels): 1 where the second is in the window of the first."""
     first, second = np.ogrid[:channels, :channels]
@@ -588,6 +604,8 @@ class Network:
         if kind == "LayerNorm":
             axes = self._last_axes(x, options)
             return layer_norm(x, weights.get(f"{name}.weight"), weights.get(f"{name}.bias"), options["eps"], axes)
+        if kind == "RMSNorm":
+            return rms_norm(x, weights.get(f"{name}.weight"), options["eps"], self._last_axes(x, options))
         if kind == "LocalResponseNorm":
             return local_response_norm(x, *(options[key] for key in ("size", "alpha", "beta", "k")))
         if kind == "Softmax":
@@ -659,6 +677,11 @@ class Network:
             for suffix, one in zip(("weight", "bias"), affine, strict=True):
                 if f"{name}.{suffix}" in weights:
                     result[f"{name}.{suffix}"] = one
+            return [grad_input]
+        if kind == "RMSNorm":
+            weight, axes = weights.get(f"{name}.weight"), self._last_axes(x, options)
+            grad_input, affine = rms_norm_backward(x, weight, grad, options["eps"], axes)
+            result |= {} if weight is None else {f"{name}.weight": affine}
             return [grad_input]
         if kind == "LocalResponseNorm":
             window = (options[key] for key in ("size", "alpha", "beta", "k"))

@@ -71,6 +71,13 @@ CASES = {
     "batch_norm-add": ("batch_norm", [(8, 4, 4)] * 2, (8, 4, 4), {**NORM, "activation": "relu"}, True),
     "batch_norm-features": ("batch_norm", [(24,)], (24,), NORM, False),
     "layer_norm": ("layer_norm", [(5, 12)], (5, 12), {"affine": True, "sample_axis": 1, "eps": 1e-5}, False),
+    "rms_norm": (
+        "layer_norm",
+        [(5, 37)],
+        (5, 37),
+        {"affine": True, "sample_axis": 1, "eps": 1e-5, "root_mean_square": True},
+        False,
+    ),
     "local_response_norm": (
         "local_response_norm",
         [IMAGE],

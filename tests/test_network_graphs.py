@@ -78,6 +78,10 @@ def torch_layer(torch, layer, tensors, inputs):
         return x
     if kind == "LayerNorm":
         return f.layer_norm(x, x.shape[-len(o["normalized_shape"] or [1]) :], weight, bias, o["eps"])
+    if kind == "RMSNorm":
+        axes = tuple(range(-len(o["normalized_shape"] or [1]), 0))
+        y = x / (x.square().mean(axes, keepdim=True) + o["eps"]).sqrt()
+        return y if weight is None else y * weight
     if kind == "LocalResponseNorm":
         return f.local_response_norm(x, o["size"], o["alpha"], o["beta"], o["k"])
     if kind == "Softmax":

@@ -218,6 +218,18 @@ def test_layer_norm(rng, shape, axes, bias):
         near(mine, differences(value, by))
 
 
+@pytest.mark.parametrize(("shape", "axes"), [((3, 5), (1,)), ((2, 3, 4), (2,)), ((2, 3, 4), (1, 2)), ((1, 2), (1,))])
+def test_rms_norm(rng, shape, axes):
+    x, grad, eps = rng.standard_normal(shape), rng.standard_normal(shape), 0.01
+    weight = rng.standard_normal([shape[axis] for axis in axes])
+
+    def value():
+        return float((grad * ref.rms_norm(x, weight, eps, axes)).sum())
+
+    for mine, by in zip(ref.rms_norm_backward(x, weight, grad, eps, axes), (x, weight), strict=True):
+        near(mine, differences(value, by))
+
+
 @pytest.mark.parametrize(("size", "out"), [((5, 7), (2, 3)), ((3, 2), (3, 2)), ((2, 3), (5, 4)), ((4, 6), (1, 1))])
 def test_adaptive_pooling(rng, size, out):
     x, grad = rng.standard_normal((2, 3, *size)), rng.standard_normal((2, 3, *out))

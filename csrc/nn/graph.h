@@ -21,6 +21,7 @@
     X(BATCH_NORM1D, batch_norm1d)                                                                                      \
     X(BATCH_NORM2D, batch_norm2d)                                                                                      \
     X(LAYER_NORM, layer_norm)                                                                                          \
+    X(RMS_NORM, rms_norm)                                                                                              \
     X(LOCAL_RESPONSE_NORM, local_response_norm)                                                                        \
     X(SOFTMAX, softmax)                                                                                                \
     X(LEAKY_RELU, leaky_relu)                                                                                          \
@@ -78,8 +79,8 @@ typedef struct gg_layer_desc {
     int64_t outputs;           /* CONV2D: channels, LINEAR and EMBEDDING: features */
     int64_t numbers; /* EMBEDDING, POSITION_EMBEDDING: rows of the table; 0 in POSITION_EMBEDDING means the input's
                         positions */
-    gg_shape shape;  /* RESHAPE: the output's; a size of -1 means the remainder. LAYER_NORM: the last axes; no axes mean
-                        the last one */
+    gg_shape shape;  /* RESHAPE: the output's; a size of -1 means the remainder. LAYER_NORM, RMS_NORM: the last axes; no
+                        axes mean the last one */
     gg_shape order;  /* PERMUTE: of the input's axes */
     gg_range range; /* SLICE: axis, begin and end as in Python, negative from the end. PAD: axis. SOFTMAX: axis, counted
                        with the batch */

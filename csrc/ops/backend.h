@@ -115,6 +115,7 @@ const char *gg_pass_name(gg_pass pass);
 /* Rows of LAYER_NORM: adjacent values of a PLAIN sample. */
 typedef struct gg_norm_rows {
     int64_t count, length; /* rows of a sample; values of a row */
+    bool root_mean_square; /* gg_op_desc's */
 } gg_norm_rows;
 
 /* Description of an operation. Shapes are of one sample; batch is N. */
@@ -154,6 +155,7 @@ typedef struct gg_op_desc {
     float epsilon;              /* normalisations: added to the variance */
     float momentum;             /* BATCH_NORM: share of a batch in the running statistics */
     bool affine;                /* normalisations: has weight and bias */
+    bool root_mean_square;      /* LAYER_NORM: divides by the root of the mean square and subtracts no mean */
     bool track_statistics;      /* BATCH_NORM: has running mean and variance, the last two parameters */
     uint64_t seed;              /* DROPOUT: already mixed with the layer's number */
     bool training;              /* false: backward is never run and dropout copies */
@@ -162,7 +164,7 @@ typedef struct gg_op_desc {
 
 /* The rows of a LAYER_NORM whose axis has been checked. */
 static inline gg_norm_rows gg_norm_rows_of(const gg_op_desc *desc) {
-    gg_norm_rows rows = {1, 1};
+    gg_norm_rows rows = {1, 1, desc->root_mean_square};
     for (int i = 0; i < desc->output.dims; ++i) *(i < desc->axis ? &rows.count : &rows.length) *= desc->output.size[i];
     return rows;
 }

@@ -195,11 +195,13 @@ void test_far_mean() {
 
 /* ------------------------------------------------------------------------------------------ layer normalisation */
 
-template <class T> void test_layer_norm_of(int64_t rows, int64_t length, bool affine, bool bias) {
+template <class T>
+void test_layer_norm_of(int64_t rows, int64_t length, bool affine, bool bias, bool root_mean_square) {
     const size_t n = (size_t)(rows * length);
     gg_op_desc desc = describe(GG_OP_LAYER_NORM, rows, {shape({length})}, shape({length}));
     desc.affine = affine;
     desc.bias = bias;
+    desc.root_mean_square = root_mean_square;
     desc.epsilon = 1e-5f;
     const gg_norm_rows each = gg_norm_rows_of(&desc);
     random_numbers r(n);
@@ -240,7 +242,7 @@ template <class T> void test_layer_norm_of(int64_t rows, int64_t length, bool af
     for (int64_t row = 0; row < rows; ++row) {
         const float *v = cpu.input[0].data() + row * length, *d = cpu.grad_output.data() + row * length;
         double mean = 0, squares = 0, sum = 0, product = 0;
-        for (int64_t i = 0; i < length; ++i) mean += (double)v[i] / (double)length;
+        for (int64_t i = 0; i < length && !root_mean_square; ++i) mean += (double)v[i] / (double)length;
         for (int64_t i = 0; i < length; ++i) squares += ((double)v[i] - mean) * ((double)v[i] - mean);
         const double inverse = 1 / sqrt(squares / (double)length + (double)desc.epsilon);
         auto scale = [&](int64_t i) { return affine ? (double)cpu.parameter[0][(size_t)i] : 1.0; };
@@ -249,6 +251,7 @@ template <class T> void test_layer_norm_of(int64_t rows, int64_t length, bool af
             sum += (double)d[i] * scale(i) / (double)length;
             product += (double)d[i] * scale(i) * normal(i) / (double)length;
         }
+        if (root_mean_square) sum = 0;
         for (int64_t i = 0; i < length; ++i) {
             const double shift = affine && bias ? (double)cpu.parameter[1][(size_t)i] : 0;
             const size_t at = (size_t)(row * length + i);
@@ -266,9 +269,9 @@ template <class T> void test_layer_norm_of(int64_t rows, int64_t length, bool af
     CHECK_CLEAN();
 }
 
-void test_layer_norm(int64_t rows, int64_t length, bool affine, bool bias) {
-    test_layer_norm_of<float>(rows, length, affine, bias);
-    test_layer_norm_of<narrow>(rows, length, affine, bias);
+void test_layer_norm(int64_t rows, int64_t length, bool affine, bool bias, bool root_mean_square = false) {
+    test_layer_norm_of<float>(rows, length, affine, bias, root_mean_square);
+    test_layer_norm_of<narrow>(rows, length, affine, bias, root_mean_square);
 }
 
 /* ------------------------------------------------------------------------------------------ local response */
@@ -452,6 +455,9 @@ int main() {
     test_layer_norm(17, 64, true, true);
     test_layer_norm(150, 33, true, false);
     test_layer_norm(2, 1025, true, true);
+    test_layer_norm(3, 5, false, false, true);
+    test_layer_norm(150, 33, true, false, true);
+    test_layer_norm(2, 1025, true, false, true);
     for (gg_layout layout : {plain, nhwc}) {
         test_lrn(1, shape({1, 1, 1}), 5, 0.75f, layout);
         test_lrn(2, shape({7, 3, 2}), 5, 0.75f, layout);

@@ -82,11 +82,18 @@ static const float *layer_norm_parameter(const rows_op *op, const gg_op_args *ar
     return there ? args->parameter[place] : NULL;
 }
 
+/* Mean and inverse deviation from a row's moments. With a root mean square the mean counts as 0. */
+static void row_stats(const rows_op *op, double mean, double squares, float *center, float *inverse) {
+    double square = squares / (double)op->length;
+    if (op->rows.root_mean_square) square += mean * mean;
+    *center = op->rows.root_mean_square ? 0 : (float)mean;
+    *inverse = (float)(1 / sqrt(square + (double)op->head.desc.epsilon));
+}
+
 static void measure_row(const rows_op *op, const float *x, float *stats) {
     double mean, squares;
     kernels_of(op)->row_moments((size_t)op->length, x, &mean, &squares);
-    stats[0] = (float)mean;
-    stats[1] = (float)(1 / sqrt(squares / (double)op->length + (double)op->head.desc.epsilon));
+    row_stats(op, mean, squares, &stats[0], &stats[1]);
 }
 
 /* Lanes after the batch get the factor 0, so that none is infinite. */
@@ -95,9 +102,8 @@ static void measure_lanes(const rows_op *op, int64_t first, const float *x, floa
     double mean[GG_LANES], squares[GG_LANES];
     gg_cpu_device_kernels(op->device)->norm->moments(&runs, x, mean, squares);
     for (int lane = 0; lane < GG_LANES; ++lane) {
-        const double inverse = 1 / sqrt(squares[lane] / (double)op->length + (double)op->head.desc.epsilon);
-        stats[lane] = (float)mean[lane];
-        stats[GG_LANES + lane] = first + lane < op->head.desc.batch ? (float)inverse : 0.0f;
+        row_stats(op, mean[lane], squares[lane], &stats[lane], &stats[GG_LANES + lane]);
+        if (first + lane >= op->head.desc.batch) stats[GG_LANES + lane] = 0;
     }
 }
 
@@ -143,6 +149,11 @@ static float *part_sums_at(const rows_op *op, const gg_op_args *args, int thread
     return (float *)(sums_at(op, args, thread) + 2 * op->length);
 }
 
+/* The part of the input's gradient that changes the row's mean: none with a root mean square. */
+static float mean_error(const rows_op *op, double sum) {
+    return op->rows.root_mean_square ? 0 : (float)(sum / (double)op->length);
+}
+
 static void row_backward(const rows_op *op, const rows_job *job, int64_t unit, size_t at, float *sums) {
     const gg_op_args *args = job->args;
     const float *weight = layer_norm_parameter(op, args, GG_PARAMETER_WEIGHT), *stats = stats_at(op, args, unit);
@@ -152,7 +163,7 @@ static void row_backward(const rows_op *op, const rows_job *job, int64_t unit, s
     kernels_of(op)->row_sums(&op->rows, x, dy, stats[0], stats[1], weight, &sum, &product, sums,
                              sums != NULL ? sums + n : NULL);
     if (args->grad_input[0] == NULL) return;
-    kernels_of(op)->row_gradient(&op->rows, x, dy, stats[0], stats[1], weight, (float)(sum / (double)n),
+    kernels_of(op)->row_gradient(&op->rows, x, dy, stats[0], stats[1], weight, mean_error(op, sum),
                                  (float)(product / (double)n), (float *)args->grad_input[0] + at);
 }
 
@@ -167,7 +178,7 @@ static void lanes_backward(const rows_op *op, const rows_job *job, int64_t unit,
                                sums != NULL ? sums + n : NULL);
     if (args->grad_input[0] == NULL) return;
     for (int lane = 0; lane < GG_LANES; ++lane) {
-        mean_sum[lane] = (float)(sum[lane] / (double)n);
+        mean_sum[lane] = mean_error(op, sum[lane]);
         mean_product[lane] = (float)(product[lane] / (double)n);
     }
     kernels_of(op)->lanes_gradient(&op->rows, step, x, dy, stats, stats + GG_LANES, weight, mean_sum, mean_product,

@@ -245,7 +245,7 @@ template <class T, int GROUP> static __global__ void layer_forward(gg_cuda_layer
         T *y = (T *)a.output + row * length;
         double sum = 0, squares = 0;
         for (int64_t i = place; i < length; i += GROUP) sum += (double)gg_load(x + i);
-        const double center = group_sum<GROUP>(sum) / (double)length;
+        const double all = group_sum<GROUP>(sum), center = a.rows.root_mean_square ? 0 : all / (double)length;
         for (int64_t i = place; i < length; i += GROUP) {
             const double d = (double)gg_load(x + i) - center;
             squares += d * d;
@@ -278,7 +278,8 @@ template <class T, int GROUP> static __global__ void layer_backward(gg_cuda_laye
             sums += (double)g;
             products += (double)g * (double)((gg_load(x + i) - mean) * inverse);
         }
-        const float sum = (float)(group_sum<GROUP>(sums) / (double)length);
+        const double all = group_sum<GROUP>(sums);
+        const float sum = a.rows.root_mean_square ? 0.0f : (float)(all / (double)length);
         const float product = (float)(group_sum<GROUP>(products) / (double)length);
         for (int64_t i = place; i < length; i += GROUP) {
             const float g = gg_load(dy + i) * (a.weight != NULL ? a.weight[i] : 1.0f);

@@ -1,4 +1,4 @@
-/* Layer normalisation over the last axes, and softmax along one, in PyTorch's forms. */
+/* Layer normalisation over the last axes, with or without the mean, and softmax along one, in PyTorch's forms. */
 #include <math.h>
 #include <string.h>
 
@@ -46,10 +46,21 @@ static void layer_norm_describe(const gg_layer_desc *desc, gg_op_desc *out) {
     out->epsilon = desc->epsilon;
     out->affine = desc->affine;
     out->bias = desc->bias;
+    out->root_mean_square = desc->kind == GG_LAYER_RMS_NORM;
 }
 
 const gg_layer_type gg_layer_layer_norm = {
     .name = "layer_norm",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_LAYER_NORM,
+    .infer = layer_norm_infer,
+    .parameters = layer_norm_parameters,
+    .describe = layer_norm_describe,
+};
+
+const gg_layer_type gg_layer_rms_norm = {
+    .name = "rms_norm",
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_LAYER_NORM,

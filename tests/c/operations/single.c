@@ -230,6 +230,7 @@ static const run_option run_options[] = {
     OPTION("eps", OPTION_NUMBER, desc.epsilon),
     OPTION("momentum", OPTION_NUMBER, desc.momentum),
     OPTION("affine", OPTION_FLAG, desc.affine),
+    OPTION("root_mean_square", OPTION_FLAG, desc.root_mean_square),
     OPTION("track_running_stats", OPTION_FLAG, desc.track_statistics),
     OPTION("numbers", OPTION_INTEGER, desc.numbers),
     OPTION("features", OPTION_INTEGER, desc.features),
