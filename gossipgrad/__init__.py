@@ -87,33 +87,19 @@ from gossipgrad.sequences import (  # noqa: E402
     Reshape,
     Slice,
 )
-from gossipgrad.strategies import (  # noqa: E402
-    AllReduce,
-    DiLoCo,
-    ElasticAveraging,
-    GossipGraD,
-    LayerwiseAllReduce,
-    NoExchange,
-    NoLoCo,
-    OverlappedAveraging,
-    ParameterServer,
-    PeriodicAllReduce,
-    PullGossip,
-    PushGossip,
-    Strategy,
-)
+from gossipgrad.strategies.every import *  # noqa: E402, F403
+from gossipgrad.strategies.every import __all__ as __all__  # type: ignore[attr-defined]  # noqa: E402
 from gossipgrad.team import Team  # noqa: E402
 from gossipgrad.trainer import Trainer  # noqa: E402
 from gossipgrad.training.progress import ProgressBar  # noqa: E402
 from gossipgrad.training.tensorboard import TensorBoard  # noqa: E402
 from gossipgrad.weights import read as read_weights  # noqa: E402
 
-__all__ = [
+__all__ += (  # after the strategies
     "AdaComp",
     "Adam",
     "AdaptiveAvgPool2d",
     "Add",
-    "AllReduce",
     "Apoptosis",
     "Attention",
     "AvgPool2d",
@@ -131,16 +117,13 @@ __all__ = [
     "CrossEntropy",
     "DataError",
     "Dataset",
-    "DiLoCo",
     "Dropout",
     "EarlyStopping",
-    "ElasticAveraging",
     "Embedding",
     "Exchange",
     "Flatten",
     "GELU",
     "GlobalAvgPool2d",
-    "GossipGraD",
     "History",
     "Input",
     "JSONLLogger",
@@ -148,7 +131,6 @@ __all__ = [
     "LSTM",
     "Layer",
     "LayerNorm",
-    "LayerwiseAllReduce",
     "LeakyReLU",
     "Linear",
     "Lion",
@@ -156,18 +138,11 @@ __all__ = [
     "Model",
     "MultiHeadAttention",
     "Network",
-    "NoExchange",
-    "NoLoCo",
     "Optimizer",
-    "OverlappedAveraging",
     "Pad",
-    "ParameterServer",
-    "PeriodicAllReduce",
     "Permute",
     "PositionEmbedding",
     "ProgressBar",
-    "PullGossip",
-    "PushGossip",
     "RMSNorm",
     "ReLU",
     "ReduceOnPlateau",
@@ -180,7 +155,6 @@ __all__ = [
     "Softmax",
     "StopOnNaN",
     "Straggler",
-    "Strategy",
     "Tanh",
     "Team",
     "TensorBoard",
@@ -194,7 +168,7 @@ __all__ = [
     "plots",
     "read_weights",
     "schedules",
-]
+)
 
 if not TYPE_CHECKING:  # a checker of types would take any name for given
 

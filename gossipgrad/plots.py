@@ -6,6 +6,7 @@ Each returns the figure, which a notebook shows; given a path, it writes it.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from gossipgrad import _core
 from gossipgrad.errors import flag, integer
 from gossipgrad.history import History, flat
 from gossipgrad.state.files import write_atomically
-from gossipgrad.strategies import Topology, check_permutations, check_topology, core_topology
+from gossipgrad.strategies import BY_NAME, Topology, check_permutations, check_topology, core_topology
 
 Path = str | os.PathLike[str]
 
@@ -281,22 +282,14 @@ def _units_left(history: History) -> dict[str, list[tuple[int, int]]]:
 
 # ---- strategies side by side
 
-# A fixed colour and marker for each strategy in all pictures. The colours are those of Okabe and Ito (2008), which suit
-# any colour vision, an indigo and a grey; markers differ as well.
-_STYLES = {
-    "gossipgrad": ("#D55E00", "o"),
-    "allreduce": ("#0072B2", "s"),
-    "layerwise-allreduce": ("#56B4E9", "D"),
-    "periodic-allreduce": ("#332288", "v"),
-    "pull-gossip": ("#E69F00", "^"),
-    "push-gossip": ("#F0E442", ">"),
-    "overlapped-averaging": ("#000000", "x"),
-    "elastic-averaging": ("#009E73", "P"),
-    "parameter-server": ("#CC79A7", "*"),
-    "diloco": ("#882255", "h"),
-    "noloco": ("#117733", "<"),
-    "no-exchange": ("#999999", "."),
-}
+# The colours and markers of the strategies in all pictures, in the order of the core's rows, in turns if there are more
+# strategies. The first colours are those of Okabe and Ito (2008), which suit any colour vision; markers differ as well.
+_LOOKS = (
+    *(("#D55E00", "o"), ("#0072B2", "s"), ("#56B4E9", "D"), ("#332288", "v"), ("#E69F00", "^"), ("#F0E442", ">")),
+    *(("#000000", "x"), ("#009E73", "P"), ("#CC79A7", "*"), ("#882255", "h"), ("#117733", "<"), ("#999999", ".")),
+    *(("#44AA99", "p"), ("#AA4499", "X"), ("#999933", "H"), ("#661100", "8")),
+)
+_STYLES = dict(zip(BY_NAME, itertools.cycle(_LOOKS), strict=False))
 _DASHES = ("-", "--", ":", "-.")  # of one strategy with several options
 
 

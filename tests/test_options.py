@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad import _core, compression, optim, schedules, strategies
+from gossipgrad import _core, compression, optim, plots, schedules, strategies
 
 
 def test_the_core_knows_the_same_names():
@@ -36,13 +36,21 @@ def test_the_core_knows_the_same_names():
 @pytest.mark.parametrize("name", strategies.BY_NAME)
 def test_strategies_have_the_keywords_and_defaults_of_the_core(name):
     described = _core.describe("strategy")[name]
-    fields = {field.name: field for field in dataclasses.fields(strategies.BY_NAME[name])}
-    assert set(fields) - set(described) == ({"topology"} if name == "gossipgrad" else set())
+    kind = strategies.BY_NAME[name]
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    assert set(fields) - set(described) == ({"topology"} if issubclass(kind, strategies.Partnered) else set())
     assert set(described) - set(fields) <= {"shuffle_samples"}  # a fact of the trainer
     for key, said in described.items():
         if key in fields and key != "exchange":
             unset = "log2" if (name, key) == ("periodic-allreduce", "period") else None
             assert fields[key].default == (unset if said["unset"] else said["default"])
+
+
+def test_a_strategy_is_offered_by_its_row_and_its_class():
+    assert list(strategies.BY_NAME) == list(_core.describe("strategy")) == list(plots._STYLES)
+    assert len(set(plots._STYLES.values())) == len(plots._STYLES)
+    for made in strategies.BY_NAME.values():
+        assert made.__name__ in gg.__all__ and getattr(gg, made.__name__) is made
 
 
 @pytest.mark.parametrize("name", optim.BY_NAME)

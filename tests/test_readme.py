@@ -148,14 +148,6 @@ def test_shape_of_readme():
     assert len(lines) <= 100 and max(map(len, lines)) <= 120
 
 
-def test_counts_of_compare_are_those_there_are():
-    from gossipgrad import strategies
-
-    text = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
-    runs, count = re.search(r"These (\d+) runs \((\d+) strategies, 4 numbers of ranks, 2 rates\)", text).groups()
-    assert int(count) == len(strategies.BY_NAME) and int(runs) == int(count) * 4 * 2
-
-
 def test_install_hints_have_one_form():
     """What an extra brings is installed by its name: pip install 'gossipgrad[plot]'. The rest is the package's own."""
     extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)

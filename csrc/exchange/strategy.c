@@ -1,5 +1,7 @@
 #include "exchange/strategy.h"
 
+#include <stdio.h>
+
 #include "exchange/types.h"
 
 #define ENTRY(kind, row) &gg_strategy_##row,
@@ -30,18 +32,27 @@ static gg_status check_compressed(const gg_strategy_options *options, const gg_s
     return GG_OK;
 }
 
+/* The names of the strategies with local_momentum, with commas. */
+static const char *local_momentum_names(char *text, size_t room) {
+    size_t end = 0;
+    *text = '\0';
+    for (int i = 0; i < GG_STRATEGY_COUNT && end < room; ++i)
+        if (types[i]->local_momentum)
+            end += (size_t)snprintf(text + end, room - end, "%s%s", end > 0 ? ", " : "", types[i]->name);
+    return text;
+}
+
 gg_status gg_strategy_check(const gg_strategy_options *options, int ranks) {
     if ((int)options->kind < 0 || options->kind >= GG_STRATEGY_COUNT)
         return gg_fail(GG_ERROR_ARGUMENT, "strategy: number %d is none of the %d known", (int)options->kind,
                        GG_STRATEGY_COUNT);
     GG_TRY(gg_options_check(types[options->kind]->options, options));
     GG_TRY(gg_compression_check(&options->compression));
+    char names[256];
     if (options->compression.local_momentum && !types[options->kind]->local_momentum)
-        return gg_fail(
-            GG_ERROR_ARGUMENT,
-            "local_momentum=True with the strategy %s: allowed with allreduce and layerwise-allreduce, which send "
-            "gradients",
-            types[options->kind]->name);
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "local_momentum=True with the strategy %s: allowed with %s, which send gradients",
+                       types[options->kind]->name, local_momentum_names(names, sizeof names));
     if (types[options->kind]->check != NULL) GG_TRY(types[options->kind]->check(options, ranks));
     return GG_OK;
 }

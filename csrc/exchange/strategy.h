@@ -27,7 +27,6 @@
 #define GG_STRATEGIES(X)                                                                                               \
     X(GOSSIPGRAD, gossipgrad)                                                                                          \
     X(ALLREDUCE, allreduce)                                                                                            \
-    X(NO_EXCHANGE, no_exchange)                                                                                        \
     X(LAYERWISE_ALLREDUCE, layerwise_allreduce)                                                                        \
     X(PERIODIC_ALLREDUCE, periodic_allreduce)                                                                          \
     X(PULL_GOSSIP, pull_gossip)                                                                                        \
@@ -36,7 +35,8 @@
     X(ELASTIC_AVERAGING, elastic_averaging)                                                                            \
     X(PARAMETER_SERVER, parameter_server)                                                                              \
     X(DILOCO, diloco)                                                                                                  \
-    X(NOLOCO, noloco)
+    X(NOLOCO, noloco)                                                                                                  \
+    X(NO_EXCHANGE, no_exchange)
 
 typedef enum gg_strategy_kind {
 #define GG_STRATEGY_KIND(kind, row) GG_STRATEGY_##kind,

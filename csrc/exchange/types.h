@@ -40,6 +40,7 @@ typedef struct gg_strategy_type {
      * with `residues` the residues, bases and copies. NULL means yes. */
     bool (*goes_on)(const gg_strategy_options *a, const gg_strategy_options *b, bool residues);
     bool local_momentum; /* sums gradients; with compression each rank may keep its own momentum of them */
+    bool partnered;      /* has options.gossip.schedule, with Python's "topology" and GG_OPTIONS_PARTNERS */
 } gg_strategy_type;
 
 #define GG_STRATEGY_ROW(kind, row) extern const gg_strategy_type gg_strategy_##row;
@@ -67,6 +68,11 @@ const gg_strategy_type *gg_strategy_type_of(gg_strategy_kind kind);
 #define GG_OPTION_CHUNK(otherwise)                                                                                     \
     GG_STRATEGY_OPTION(GG_OPTION_SIZE, "chunk_bytes", chunk_bytes, "the longest message", .bounds = GG_AT_LEAST(1),    \
                        .unset = (otherwise))
+#define GG_OPTIONS_PARTNERS                                                                                            \
+    GG_STRATEGY_FLAG("rotate", gossip.schedule.rotate, "ranks change places after each cycle of partners", true),      \
+        GG_STRATEGY_OPTION(GG_OPTION_INT, "permutations", gossip.schedule.permutations,                                \
+                           "with --rotate: so many permutations of the ranks take turns",                              \
+                           .bounds = GG_FROM_TO(1, INT_MAX), .unset = "a new one after each cycle")
 #define GG_OPTION_PUSH_SUM(field)                                                                                      \
     GG_STRATEGY_FLAG("push_sum", field, "preserve the mean of the replicas, whoever sends to whom", false)
 #define GG_OPTION_SERVERS                                                                                              \

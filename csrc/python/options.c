@@ -354,8 +354,8 @@ int gg_py_strategy_options(PyObject *dict, gg_strategy_options *out, gg_py_optio
         return -1;
     if (gg_py_compression(PyDict_GetItemString(dict, "compression"), &out->compression, &memory->packs) < 0) return -1;
     PyObject *topology = PyDict_GetItemString(dict, "topology");
-    return topology && kind == GG_STRATEGY_GOSSIPGRAD ? gg_py_topology(topology, &out->gossip.schedule, &memory->table)
-                                                      : 0;
+    if (topology == NULL || !gg_strategy_type_of(out->kind)->partnered) return 0;
+    return gg_py_topology(topology, &out->gossip.schedule, &memory->table);
 }
 
 int gg_py_optimizer(PyObject *dict, gg_optimizer *out) {

@@ -8,18 +8,12 @@ from dataclasses import fields
 from typing import Any
 
 from gossipgrad.errors import choice, named_keywords
-from gossipgrad.strategies.averaging import (
-    AllReduce,
-    LayerwiseAllReduce,
-    NoExchange,
-    OverlappedAveraging,
-    PeriodicAllReduce,
-)
+from gossipgrad.strategies import every
 from gossipgrad.strategies.base import BY_NAME, Strategy
-from gossipgrad.strategies.centre import ElasticAveraging, ParameterServer
-from gossipgrad.strategies.gossip import EXCHANGES, MIXES, GossipGraD, PullGossip, PushGossip
-from gossipgrad.strategies.outer_steps import DiLoCo, NoLoCo
-from gossipgrad.strategies.shared import COLLECTIVES, WIRES
+from gossipgrad.strategies.every import *  # noqa: F403
+from gossipgrad.strategies.every import __all__ as __all__  # type: ignore[attr-defined]
+from gossipgrad.strategies.gossip import EXCHANGES, MIXES, Partnered
+from gossipgrad.strategies.shared import COLLECTIVES, OPTIONS, WIRES
 from gossipgrad.strategies.topologies import (
     TOPOLOGIES,
     Topology,
@@ -29,24 +23,12 @@ from gossipgrad.strategies.topologies import (
     read_topology,
 )
 
-__all__ = [
-    "AllReduce",
+__all__ += (
     "BY_NAME",
     "COLLECTIVES",
-    "DiLoCo",
     "EXCHANGES",
-    "ElasticAveraging",
-    "GossipGraD",
-    "LayerwiseAllReduce",
     "MIXES",
-    "NoExchange",
-    "NoLoCo",
-    "OverlappedAveraging",
-    "ParameterServer",
-    "PeriodicAllReduce",
-    "PullGossip",
-    "PushGossip",
-    "Strategy",
+    "Partnered",
     "TOPOLOGIES",
     "Topology",
     "WIRES",
@@ -57,24 +39,12 @@ __all__ = [
     "core_topology",
     "from_settings",
     "read_topology",
-]
+)
 
-for _one in (
-    GossipGraD,
-    AllReduce,
-    LayerwiseAllReduce,
-    PeriodicAllReduce,
-    PullGossip,
-    PushGossip,
-    OverlappedAveraging,
-    ElasticAveraging,
-    ParameterServer,
-    DiLoCo,
-    NoLoCo,
-    NoExchange,
-):
-    BY_NAME[_one.name] = _one
-    named_keywords(_one)
+_classes = [one for one in vars(every).values() if isinstance(one, type) and issubclass(one, Strategy)]
+_offered = {one.name: one for one in _classes}
+for _name in OPTIONS:  # in the order of the core's rows
+    BY_NAME[_name] = named_keywords(_offered[_name])
 
 
 def check_options(name: str, options: Iterable[str], also: Sequence[str] = ()) -> None:

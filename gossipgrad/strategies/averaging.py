@@ -10,6 +10,8 @@ from gossipgrad.strategies import shared
 from gossipgrad.strategies.base import Strategy
 from gossipgrad.strategies.shared import Collectives, WireDtype
 
+__all__ = ["AllReduce", "LayerwiseAllReduce", "PeriodicAllReduce", "OverlappedAveraging", "NoExchange"]
+
 PARTITIONS = ("auto", True, False)
 
 

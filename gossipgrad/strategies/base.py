@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 from gossipgrad.compression import AdaComp, Mode
 
+__all__ = ["Strategy"]
+
 
 @dataclass(frozen=True)
 class Strategy:

@@ -9,6 +9,8 @@ from gossipgrad.strategies import shared
 from gossipgrad.strategies.base import Strategy
 from gossipgrad.strategies.shared import Collectives, WireDtype
 
+__all__ = ["ElasticAveraging", "ParameterServer"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticAveraging(Strategy):

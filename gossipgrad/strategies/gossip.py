@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
+from gossipgrad import _core
 from gossipgrad._core import Team
 from gossipgrad.compression import AdaComp, Mode
 from gossipgrad.errors import choice, store
@@ -21,6 +22,8 @@ from gossipgrad.strategies.topologies import (
     read_topology,
 )
 
+__all__ = ["GossipGraD", "PullGossip", "PushGossip"]
+
 Exchange = Literal["auto", "weights+momentum", "weights", "slices", "gradients"]
 Mix = Literal["displacement", "halves"]
 
@@ -30,7 +33,48 @@ USUAL_SLICES = 8  # of exchange="slices"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GossipGraD(Strategy):
+class Partnered(Strategy):
+    """The base of strategies whose partners follow from the step alone; GossipGraD describes the keywords."""
+
+    topology: Topology = field(
+        default="dissemination",
+        metadata=about(
+            f"who sends to whom: {', '.join(TOPOLOGIES)}, or a file with a table [period, ranks]: .npy, .json, text",
+            metavar="NAME|FILE",
+            read=read_topology,
+        ),
+    )
+    rotate: bool = shared.option("gossipgrad", "rotate")
+    permutations: int | None = shared.option("gossipgrad", "permutations")
+
+    def __post_init__(self) -> None:
+        store(self, topology=check_topology(self.topology))
+        shared.check(self, but=("staleness", "exchange", "permutations"))
+        store(self, permutations=check_permutations(self.permutations, self.topology, self.rotate))
+
+    def settings(self) -> dict[str, Any]:
+        made = super().settings()
+        if not isinstance(self.topology, str):
+            made["topology"] = [list(row) for row in self.topology]
+        return made
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"topology": core_topology(self.topology)}
+
+    def partners_on(self, team: Team) -> tuple[int, int]:
+        """(number of gossiping members, ranks of each) on this team; members are nodes if hierarchical, else ranks."""
+        return team.size, 1
+
+    def schedule(self, team: Team, seed: int) -> dict[str, Any]:
+        """The report's facts about partners."""
+        topology, few = core_topology(self.topology), self.permutations
+        places = {"rotate": self.rotate} | ({} if few is None else {"permutations": few})
+        facts = _core.schedule(topology, self.partners_on(team)[0], self.rotate, seed, few or 0)
+        return {"topology": topology if isinstance(topology, str) else "table", **places, **facts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GossipGraD(Partnered):
     """In each step every rank exchanges with one partner, which changes from step to step.
 
     Daily, Vishnu, Siegel, Warfel, Amatya, "GossipGraD: Scalable Deep Learning using Gossip Communication based
@@ -114,16 +158,6 @@ class GossipGraD(Strategy):
 
     name: ClassVar[str] = "gossipgrad"
     compression_mode: ClassVar[Mode] = "exact"
-    topology: Topology = field(
-        default="dissemination",
-        metadata=about(
-            f"who sends to whom: {', '.join(TOPOLOGIES)}, or a file with a table [period, ranks]: .npy, .json, text",
-            metavar="NAME|FILE",
-            read=read_topology,
-        ),
-    )
-    rotate: bool = shared.option("gossipgrad", "rotate")
-    permutations: int | None = shared.option("gossipgrad", "permutations")
     staleness: Literal[0, 1] = shared.option("gossipgrad", "staleness")
     exchange: Exchange = shared.option("gossipgrad", "exchange", default="auto")
     slices: int | None = shared.option("gossipgrad", "slices")
@@ -170,12 +204,10 @@ class GossipGraD(Strategy):
     def __post_init__(self) -> None:
         store(
             self,
-            topology=check_topology(self.topology),
             staleness=choice("staleness", self.staleness, (0, 1)),
             exchange=choice("exchange", self.exchange, EXCHANGES),
         )
-        shared.check(self, but=("staleness", "exchange", "permutations"))
-        store(self, permutations=check_permutations(self.permutations, self.topology, self.rotate))
+        super().__post_init__()
         self._check_slices()
         if self.ranks_per_node is not None and not self.hierarchical:
             raise ValueError(f"ranks_per_node={self.ranks_per_node}: allowed only with hierarchical=True")
@@ -200,15 +232,8 @@ class GossipGraD(Strategy):
                 "allowed: 'auto', 'weights+momentum', 'weights', 'slices'"
             )
 
-    def settings(self) -> dict[str, Any]:
-        made = super().settings()
-        if not isinstance(self.topology, str):
-            made["topology"] = [list(row) for row in self.topology]
-        return made
-
     def options(self) -> dict[str, Any]:
-        exchange = "weights" if self.exchange == "slices" else self.exchange
-        return super().options() | {"topology": core_topology(self.topology), "exchange": exchange}
+        return super().options() | {"exchange": "weights" if self.exchange == "slices" else self.exchange}
 
     def exchange_on(self, nodes: int) -> str:
         """The kind of exchange for ranks on `nodes` machines."""
@@ -219,8 +244,18 @@ class GossipGraD(Strategy):
         return "weights+momentum" if nodes == 1 else "weights"
 
     def partners_on(self, team: Team) -> tuple[int, int]:
-        """(number of gossiping members, ranks of each) on this team; members are nodes if hierarchical, else ranks."""
         return team.nodes(self.ranks_per_node or 0) if self.hierarchical else (team.size, 1)
+
+    def schedule(self, team: Team, seed: int) -> dict[str, Any]:
+        facts = super().schedule(team, seed)
+        if (turns := self.slices or 1) > 1:
+            for key in ("stages", "diffusion_steps", "meeting_steps"):
+                facts[key] = None if facts[key] is None else turns * facts[key]
+            facts["slices"] = turns
+        if self.hierarchical:
+            nodes, ranks = self.partners_on(team)
+            facts |= {"nodes": nodes, "ranks_per_node": ranks}
+        return facts
 
 
 @dataclass(frozen=True, kw_only=True)

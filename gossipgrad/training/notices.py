@@ -19,7 +19,7 @@ from gossipgrad.data.classes import differ, one_sided
 from gossipgrad.errors import counted, warn
 from gossipgrad.history import Record
 from gossipgrad.model import Model
-from gossipgrad.strategies import GossipGraD, Strategy
+from gossipgrad.strategies import GossipGraD, Partnered, Strategy
 
 # Settings that may differ between a run and its resume without effect on learning, or that are no options.
 _FREE = {
@@ -35,18 +35,19 @@ def smaller_batches(rank: int, size: int, usual: int) -> None:
         warn(f"batch_size={size}, all samples of a rank, in place of the usual {usual}; batch_size= sets another")
 
 
-def missing_partners(team: Team, strategy: GossipGraD) -> None:
+def missing_partners(team: Team, strategy: Partnered) -> None:
     """Warn of gaps in the cube if p is no power of two, and of nodes without a common divisor of their sizes."""
     if team.rank != 0:
         return
     count, size = strategy.partners_on(team)
-    if strategy.hierarchical and size == 1 < team.size and strategy.ranks_per_node != 1:
+    nodes = strategy if isinstance(strategy, GossipGraD) and strategy.hierarchical else None
+    if nodes is not None and size == 1 < team.size and nodes.ranks_per_node != 1:
         warn(
             f"hierarchical=True with {team.size} ranks: their nodes are of unlike sizes without a common divisor, "
             "so every rank is a node of its own"
         )
     if strategy.topology == "cube" and count & (count - 1):
-        what = "nodes" if strategy.hierarchical else "ranks"
+        what = "ranks" if nodes is None else "nodes"
         warn(
             f"topology='cube' with {count} {what}: in some steps some {what} have no partner; "
             f"'dissemination' has partners for any number of {what}"

@@ -117,12 +117,10 @@ class Replicas:
                  Several outputs have a loss each: a list, or a dict by their names.
         loss_weights  factors of the outputs' losses in the sum that is trained: a list, or a dict by name, where
                  missing ones are 1; None: those of the network.
-        optimizer  gossipgrad.SGD(...), Adam(...) or LARS(...); None: SGD(lr=0.01, momentum=0.9).
-        strategy  how ranks exchange; None: GossipGraD(). The others: AllReduce, LayerwiseAllReduce, PeriodicAllReduce,
-                 PullGossip, PushGossip, OverlappedAveraging, ElasticAveraging, ParameterServer, DiLoCo, NoLoCo,
-                 NoExchange.
-        compression  gossipgrad.AdaComp(...): messages become 40 to 200 times smaller. For AllReduce,
-                 LayerwiseAllReduce, PeriodicAllReduce, ParameterServer, ElasticAveraging and GossipGraD.
+        optimizer  gossipgrad.SGD(...), Adam(...) or another Optimizer; None: SGD(lr=0.01, momentum=0.9).
+        strategy  how ranks exchange, a gossipgrad.Strategy; None: GossipGraD().
+        compression  gossipgrad.AdaComp(...): messages become 40 to 200 times smaller. Strategies that cannot compress
+                 refuse it.
         apoptosis  gossipgrad.Apoptosis(...): redundant units leave the network while it trains; trainer.net is then
                  the smaller network.
         seed     of initial weights, order of samples, dropout and rotation.
@@ -207,7 +205,7 @@ class Replicas:
             one.facts = self._fingerprint(network) | {"dtype": dtype}
         stall.allow(self._simulated_seconds())
         self.exchange = exchanged(self.strategy, self.compression, self.team, self.network)
-        if isinstance(self.strategy, strategies.GossipGraD):
+        if isinstance(self.strategy, strategies.Partnered):
             notices.missing_partners(self.team, self.strategy)
         # Rank 0's kind of CPU decides, so that all ranks choose alike.
         own = str(environment.core_info()["costs"]).encode()
@@ -742,16 +740,6 @@ class Replicas:
 
     def _schedule(self) -> Record:
         """The report's facts about partners; empty without a schedule."""
-        if not isinstance(self.strategy, strategies.GossipGraD):
+        if not isinstance(self.strategy, strategies.Partnered):
             return {}
-        topology, rotate = strategies.core_topology(self.strategy.topology), self.strategy.rotate
-        nodes = self.strategy.partners_on(self.team)
-        few = self.strategy.permutations
-        facts = _core.schedule(topology, nodes[0], rotate, self.seed, few or 0)
-        if (self.strategy.slices or 1) > 1:
-            facts = {key: None if value is None else value * self.strategy.slices for key, value in facts.items()}
-            facts |= {"slices": self.strategy.slices}
-        if self.strategy.hierarchical:
-            facts |= {"nodes": nodes[0], "ranks_per_node": nodes[1]}
-        places = {"rotate": rotate} | ({} if few is None else {"permutations": few})
-        return {"topology": topology if isinstance(topology, str) else "table", **places, **facts}
+        return self.strategy.schedule(self.team, self.seed)

@@ -92,10 +92,7 @@ static const char *const exchange_names[GG_EXCHANGE_COUNT] = {"weights+momentum"
 static const char *const mix_names[GG_MIX_COUNT] = {"displacement", "halves"};
 
 static const gg_option options[] = {
-    GG_STRATEGY_FLAG("rotate", gossip.schedule.rotate, "ranks change places after each cycle of partners", true),
-    GG_STRATEGY_OPTION(GG_OPTION_INT, "permutations", gossip.schedule.permutations,
-                       "with --rotate: so many permutations of the ranks take turns", .bounds = GG_FROM_TO(1, INT_MAX),
-                       .unset = "a new one after each cycle"),
+    GG_OPTIONS_PARTNERS,
     GG_STRATEGY_OPTION(GG_OPTION_INT, "staleness", gossip.staleness,
                        "steps from sending to mixing; 1 hides the exchange behind a whole step",
                        .bounds = GG_FROM_TO(0, 1)),
@@ -125,4 +122,5 @@ const gg_strategy_type gg_strategy_gossipgrad = {.name = "gossipgrad",
                                                  .cost = gossipgrad_cost,
                                                  .node_ranks = gossipgrad_node_ranks,
                                                  .modelled = gossipgrad_modelled,
-                                                 .goes_on = gossipgrad_goes_on};
+                                                 .goes_on = gossipgrad_goes_on,
+                                                 .partnered = true};
