@@ -14,7 +14,7 @@ Environment variables:
   GOSSIPGRAD_JOBS      compilers at a time (default: the usable CPUs)
   CC, CFLAGS, LDFLAGS  as usual
 
-tools/toolchain.py finds what is needed.
+tools/toolchain.py finds the tools and knows their flags.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ import fcntl
 import glob
 import json
 import os
-import platform
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -42,44 +40,14 @@ sys.path.insert(0, os.path.join(ROOT, "tools"))
 import toolchain  # noqa: E402
 
 CSRC = "csrc"
+CUDA_ROOM = "csrc/cuda/"
 
-# In csrc/cpu a file *_kernels.c is compiled once for each of these, with -DGG_ISA=<name>, and onednn_*.c sees oneDNN.
-# "avx512f": a Knights Landing has no BW, DQ or VL (a test disassembles the objects).
-ISA_FLAGS = {
-    "scalar": [],
-    "avx2": ["-mavx2", "-mfma", "-mbmi", "-mbmi2"],
-    "avx512f": ["-mavx512f", "-mavx512cd", "-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mprefer-vector-width=512"],
-    "avx512": [
-        *["-mavx512f", "-mavx512cd", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
-        *["-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mprefer-vector-width=512"],
-    ],
-}
 # These have loops over values, and files that ask for each level's kernels.
 HOT_ROOMS = ("base/", "cpu/", "data/", "exchange/codec/", "ops/codec", "ops/tensor")
 DISPATCH = re.compile(r"base/cpu\.c|cpu/kernels\.c")
+# Compiled once for each level, with -DGG_ISA=<name>.
 KERNELS = re.compile(r"cpu/.*_kernels\.c")
 ONEDNN = re.compile(r"cpu/(.*/)?onednn_\w+\.c")
-
-WARNINGS = [
-    *["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion"],
-    *["-Wstrict-prototypes", "-Wmissing-prototypes"],
-]
-
-VARIANTS = {
-    "release": ["-O2", "-DNDEBUG"],
-    "debug": ["-O0", "-g"],
-    "asan": [
-        *["-O1", "-g", "-fno-omit-frame-pointer"],
-        *["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
-    ],
-    "tsan": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=thread"],
-    "cov": ["-O0", "-g", "--coverage"],
-}
-VARIANT_LINK = {
-    "asan": ["-fsanitize=address,undefined"],
-    "tsan": ["-fsanitize=thread"],
-    "cov": ["--coverage"],
-}
 
 CUDA_LIBRARY = "_cuda.so"
 # Objects of the core that the library of CUDA has, too: pure functions.
@@ -111,72 +79,33 @@ rule ar
 """
 
 
-def replace_file(path, text):
-    """Written only if it differs, so that what depends on it stays current."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            if file.read() == text:
-                return path
-    except OSError:
-        pass
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-    return path
-
-
-def isas():
-    """The levels to build, as GOSSIPGRAD_ISAS or this CPU says."""
-    wanted = os.environ.get("GOSSIPGRAD_ISAS", "").strip()
-    if not toolchain.X86:
-        return ["scalar"]
-    if wanted == "all":
-        return list(ISA_FLAGS)
-    if wanted:
-        named = [name.strip() for name in wanted.split(",")]
-        if unknown := [name for name in named if name not in ISA_FLAGS]:
-            raise SystemExit(
-                f"setup.py: GOSSIPGRAD_ISAS={wanted!r}: no {unknown[0]!r}; allowed: all, or some of "
-                f"{', '.join(ISA_FLAGS)} with commas; avx512 brings AMX"
-            )
-        return [name for name in ISA_FLAGS if name in named or name == "scalar"]
-    return toolchain.isas_of(toolchain.cpu_flags())
-
-
-# ---------------------------------------------------------------------------------------------- building
-
-
-def quoted(path):
-    return re.sub(r"([$ :])", r"$\1", path)
-
-
 class Build:
     """What is compiled and linked, in build/obj/<Python>-<MPI>/<variant>."""
 
     def __init__(self):
-        self.variant = os.environ.get("GOSSIPGRAD_BUILD", "release") or "release"
-        if self.variant not in VARIANTS:
-            raise SystemExit(f"setup.py: GOSSIPGRAD_BUILD={self.variant!r}; allowed: {', '.join(VARIANTS)}")
-        self.isas = isas()
-        self.cc = shlex.split(os.environ.get("CC", "")) or [shutil.which("gcc") and "gcc" or "cc"]
-        self.compiler = toolchain.output_of([*self.cc, "--version"]).splitlines()[0]
-        self.cuda = toolchain.Cuda(cuda_sources(), self.variant)
+        self.compiler = toolchain.Compiler()
+        self.cuda = toolchain.Cuda(cuda_sources(), self.compiler.variant)
         self.ninja = toolchain.find_ninja()
-        self.mpi = toolchain.Mpi(self.cc)
+        self.mpi = toolchain.Mpi(self.compiler.command)
         self.onednn = toolchain.OneDnn()
-        abi = (sysconfig.get_config_var("SOABI") or platform.machine()).replace(os.sep, "-")
-        self.objects = os.path.join("build", "obj", f"{abi}-{self.mpi.mode}", self.variant)
+        self.python = toolchain.python_headers()
+        abi = f"{sysconfig.get_config_var('SOABI')}-{self.mpi.mode}"
+        self.objects = os.path.join("build", "obj", abi, self.compiler.variant)
         os.makedirs(self.objects, exist_ok=True)
+
+    def _place(self, name):
+        return os.path.join(self.objects, name)
 
     def run(self, folders, only=None):
         """Build, and put core, library of CUDA and facts into these folders; only: CUDA_LIBRARY, and not the core."""
-        core, library = (os.path.join(self.objects, name) for name in ("_core.so", CUDA_LIBRARY))
-        with open(os.path.join(self.objects, "lock"), "w") as lock:
+        core, library = self._place("_core.so"), self._place(CUDA_LIBRARY)
+        with open(self._place("lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._describe()
             jobs = os.environ.get("GOSSIPGRAD_JOBS", "0")
             jobs = jobs if jobs != "0" else str(len(os.sched_getaffinity(0)))
-            command = [self.ninja, "-f", os.path.join(self.objects, "build.ninja"), "-j", jobs]
-            if subprocess.run([*command, *([os.path.join(self.objects, only)] if only else [])]).returncode:
+            command = [self.ninja, "-f", self._place("build.ninja"), "-j", jobs]
+            if subprocess.run([*command, self._place(only)] if only else command).returncode:
                 raise SystemExit("setup.py: the build failed; the compilers' messages are above")
             for folder in folders:
                 os.makedirs(folder, exist_ok=True)
@@ -189,120 +118,107 @@ class Build:
                 self._write_facts(os.path.join(folder, "_build.py"))
 
     def flags(self, room=""):
-        """For a file of csrc, or for a program that links with the core."""
-        flags = [*VARIANTS[self.variant], "-std=gnu11", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-common"]
-        if self.variant == "release" and room.startswith(HOT_ROOMS):
-            flags[0] = "-O3"
-        flags += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", *WARNINGS]
-        if os.environ.get("GOSSIPGRAD_WERROR", "0") not in ("", "0") and self.variant in ("release", "debug"):
-            flags.append("-Werror")
+        """Flags of a file of csrc; without a room, of a program that links with the core."""
+        flags = self.compiler.flags(hot=room.startswith(HOT_ROOMS))
         if not room or DISPATCH.fullmatch(room):
-            flags += [f"-DGG_HAS_{isa.upper()}" for isa in self.isas if isa != "scalar"]
+            flags += [f"-DGG_HAS_{isa.upper()}" for isa in self.compiler.isas if isa != "scalar"]
         if self.onednn.mode != "none" and (not room or room.startswith("cpu/")):
             flags.append("-DGG_HAVE_ONEDNN=1")
         return [*flags, *shlex.split(os.environ.get("CFLAGS", "")), "-I" + CSRC]
 
+    def _own_flags(self, room):
+        """(further flags of a file, the tool whose version it depends on)."""
+        if room.startswith("comm/mpi/"):
+            return self.mpi.include, "mpi"
+        if ONEDNN.fullmatch(room):
+            return self.onednn.include, "onednn"
+        if room.startswith("python/"):
+            return ["-Wno-missing-prototypes", *self.python], "python"  # PyInit__core has none
+        if room == "base/parallel.c":
+            return ["-fopenmp"], ""
+        if room.startswith(("exchange/codec/", "ops/codec", "cpu/arena/choose_kernels.", "cpu/arena/pack.")):
+            return ["-ffp-contract=off"], ""  # with fused products machines would choose different elements
+        return [], ""
+
     def _units(self):
-        """(rule, source, object, command, what else it depends on) of each object, those that take longest first."""
-        python = [
-            "-isystem",
-            sysconfig.get_paths()["include"],
-            "-isystem",
-            toolchain.wheel_headers(toolchain.NUMPY_WHEEL),
-        ]
-        plain = sysconfig.get_paths()["platinclude"]
-        python += ["-isystem", plain] if plain not in python else []
+        """(rule, source, object, command, tools that it depends on) of each object, slow ones first."""
         for source in cuda_sources() if self.cuda.built else []:
             if source.endswith(".cu"):
-                command = [*self.cuda.nvcc, *self.cuda.flags(self.variant), "-I" + CSRC]
+                command = [*self.cuda.nvcc, *self.cuda.flags(self.compiler.variant), "-I" + CSRC]
                 yield "nvcc", source, source[:-3] + ".cu.o", command, "cuda"
             else:
-                yield "cc", source, source[:-2] + ".o", [*self.cc, *self.flags("cuda/")], ""
+                yield "cc", source, source[:-2] + ".o", [*self.compiler.command, *self.flags("cuda/")], ""
         for source in sorted(sources(), key=lambda source: not source.endswith("_kernels.c")):
-            room = os.path.relpath(source, CSRC).replace(os.sep, "/")
-            own, needs = [], ""
-            if room.startswith("comm/mpi/"):
-                own, needs = self.mpi.include, "mpi"
-            elif ONEDNN.fullmatch(room):
-                if self.onednn.mode == "none":
-                    continue
-                own, needs = self.onednn.include, "onednn"
-            elif room.startswith("python/"):
-                own, needs = ["-Wno-missing-prototypes", *python], "python"  # PyInit__core has none
-            elif room == "base/parallel.c":
-                own = ["-fopenmp"]
-            elif room.startswith(("exchange/codec/", "ops/codec", "cpu/arena/choose_kernels.", "cpu/arena/pack.")):
-                own = ["-ffp-contract=off"]  # with fused products machines would choose different elements
-            command = [*self.cc, *self.flags(room)]
+            room = os.path.relpath(source, CSRC)
+            if ONEDNN.fullmatch(room) and self.onednn.mode == "none":
+                continue
+            own, needs = self._own_flags(room)
+            command = [*self.compiler.command, *self.flags(room)]
             if not KERNELS.fullmatch(room):
                 yield "cc", source, source[:-2] + ".o", [*command, *own], needs
                 continue
-            for isa in self.isas:
-                how = [*ISA_FLAGS[isa], f"-DGG_ISA={isa}", *own]
+            for isa in self.compiler.isas:
+                how = [*self.compiler.ISA_FLAGS[isa], f"-DGG_ISA={isa}", *own]
                 if isa != "scalar":
                     how.append(f"-DGG_HAS_{isa.upper()}")
-                elif toolchain.X86 and self.variant == "release":
+                elif toolchain.X86 and self.compiler.variant == "release":
                     how.append("-O1")  # the reference of the others, which a CPU of today has
                 yield "cc", source, f"{source[:-2]}.{isa}.o", [*command, *how], needs
 
     def _describe(self):
         """Write what ninja and analysers read, and how C programs link with the core."""
         versions = {
-            "compiler": self.compiler,
+            "compiler": self.compiler.version,
             "mpi": f"{self.mpi.family} {self.mpi.version}",
             "onednn": self.onednn.version,
             "python": sys.version,
             "cuda": self.cuda.version,
         }
         for name, text in versions.items():
-            replace_file(os.path.join(self.objects, f"{name}.version"), text)
+            toolchain.replace_file(self._place(f"{name}.version"), text)
         lines, units, core, cuda = [RULES, f"builddir = {self.objects}\n"], [], [], []
 
         def edge(rule, target, inputs, command, needs):
-            target = os.path.join(self.objects, target)
-            versions = [os.path.join(self.objects, f"{n}.version") for n in ["compiler", *needs.split()]]
+            versions = [self._place(f"{tool}.version") for tool in ["compiler", *needs.split()]]
             lines.append(
-                f"build {quoted(target)}: {rule} {' '.join(map(quoted, inputs))} | {' '.join(map(quoted, versions))}\n"
+                f"build {target}: {rule} {' '.join(inputs)} | {' '.join(versions)}\n"
                 f"  run = {shlex.join(command).replace('$', '$$')}\n"
                 f"  name = {os.path.relpath(target, self.objects)}\n"
             )
-            return target
 
         for rule, source, target, command, needs in self._units():
-            target = os.path.join(self.objects, os.path.relpath(target, CSRC))
+            target = self._place(os.path.relpath(target, CSRC))
             command = [*command, "-MMD", "-MF", target + ".d", "-c", source, "-o", target]
-            edge(rule, os.path.relpath(target, self.objects), [source], command, needs)
-            (cuda if source.startswith(os.path.join(CSRC, "cuda") + os.sep) else core).append(target)
+            edge(rule, target, [source], command, needs)
+            (cuda if source.startswith(CUDA_ROOM) else core).append(target)
             if rule == "cc":
                 units.append({"directory": ROOT, "file": source, "output": target, "arguments": command})
+        library = self._place("_core.so")
         rpath = [f"-Wl,-rpath,{folder}" for folder in dict.fromkeys([*self.mpi.rpath, *self.onednn.rpath])]
-        library = os.path.join(self.objects, "_core.so")
-        link = [*self.cc, "-shared", *VARIANT_LINK.get(self.variant, []), f"@{library}.rsp", "-o", library]
+        link = [*self.compiler.command, "-shared", *self.compiler.link, f"@{library}.rsp", "-o", library]
         link += [*self.mpi.link, *self.onednn.link, "-fopenmp", "-pthread", "-lm", "-ldl", *rpath]
         link += ["-Wl,--enable-new-dtags", *shlex.split(os.environ.get("LDFLAGS", ""))]
-        edge("link", "_core.so", core, link, "mpi onednn python")
-        outside = os.path.join(self.objects, "python") + os.sep
-        members = [name for name in core if not name.startswith(outside)]
-        edge("ar", "libgossipgrad.a", members, [os.environ.get("AR", "ar"), "rcs"], "")
+        edge("link", library, core, link, "mpi onednn python")
+        members = [name for name in core if not name.startswith(self._place("python/"))]
+        edge("ar", self._place("libgossipgrad.a"), members, [os.environ.get("AR", "ar"), "rcs"], "")
         if self.cuda.built:
-            library = os.path.join(self.objects, CUDA_LIBRARY)
-            shared = [os.path.join(self.objects, name) for name in CUDA_SHARES]
+            library, objects = self._place(CUDA_LIBRARY), [*cuda, *map(self._place, CUDA_SHARES)]
             first, last = self.cuda.link()
-            edge("link", CUDA_LIBRARY, [*cuda, *shared], [*first, *cuda, *shared, "-o", library, *last], "cuda")
-        replace_file(os.path.join(self.objects, "build.ninja"), "".join(lines))
-        replace_file(os.path.join(self.objects, "compile_commands.json"), json.dumps(units, indent=1))
-        replace_file(os.path.join(self.objects, "libgossipgrad.json"), json.dumps(self._archive_facts(), indent=1))
+            edge("link", library, objects, [*first, *objects, "-o", library, *last], "cuda")
+        toolchain.replace_file(self._place("build.ninja"), "".join(lines))
+        toolchain.replace_file(self._place("compile_commands.json"), json.dumps(units, indent=1))
+        toolchain.replace_file(self._place("libgossipgrad.json"), json.dumps(self._archive_facts(), indent=1))
 
     def _archive_facts(self):
         """How a C program links with the core without Python. Files of wheels are named, not placed: the
         environment that built may be gone (tests/cbuild.py looks them up where it runs)."""
         facts = {
-            "archive": os.path.join(self.objects, "libgossipgrad.a"),
-            "cuda_shares": [os.path.join(self.objects, name) for name in CUDA_SHARES],
-            "cc": self.cc,
+            "archive": self._place("libgossipgrad.a"),
+            "cuda_shares": [self._place(name) for name in CUDA_SHARES],
+            "cc": self.compiler.command,
             "cflags": self.flags(),
-            "variant": self.variant,
-            "link": [*VARIANT_LINK.get(self.variant, []), "-fopenmp", "-pthread", "-lm", "-ldl"],
+            "variant": self.compiler.variant,
+            "link": [*self.compiler.link, "-fopenmp", "-pthread", "-lm", "-ldl"],
             "wheels": {},
             "libraries": [],
         }
@@ -321,28 +237,28 @@ class Build:
             "MPI_BINDIR": self.mpi.bindir,
             "ONEDNN_MODE": self.onednn.mode,
             "ONEDNN_VERSION": self.onednn.version,
-            "COMPILER": self.compiler,
+            "COMPILER": self.compiler.version,
             "CFLAGS": " ".join(self.flags()),
-            "VARIANT": self.variant,
-            "ISAS": tuple(self.isas),
+            "VARIANT": self.compiler.variant,
+            "ISAS": tuple(self.compiler.isas),
             "OBJECTS": self.objects,
             "CUDA_VERSION": self.cuda.version if self.cuda.built else "",
             "CUDA_ARCHITECTURES": tuple(self.cuda.ARCHITECTURES) if self.cuda.built else (),
         }
         lines = ['"""Written by setup.py: how the compiled core beside this file was built."""\n']
         lines += [f"{name} = {json.dumps(v) if isinstance(v, str) else repr(v)}" for name, v in facts.items()]
-        replace_file(path, "\n".join(lines) + "\n")
+        toolchain.replace_file(path, "\n".join(lines) + "\n")
 
 
 def sources():
-    """Of the core: the room of CUDA is a library of its own."""
-    found = glob.glob(os.path.join(CSRC, "**", "*.c"), recursive=True)
-    return sorted(s for s in found if not s.startswith(os.path.join(CSRC, "cuda") + os.sep))
+    """Sources of the core; CUDA is a library of its own."""
+    found = glob.glob(f"{CSRC}/**/*.c", recursive=True)
+    return sorted(path for path in found if not path.startswith(CUDA_ROOM))
 
 
 def cuda_sources():
-    found = glob.glob(os.path.join(CSRC, "cuda", "**", "*.c*"), recursive=True)
-    return sorted((p for p in found if p.endswith((".c", ".cu"))), key=lambda p: (not p.endswith(".cu"), p))
+    found = glob.glob(f"{CUDA_ROOM}**/*.cu", recursive=True), glob.glob(f"{CUDA_ROOM}**/*.c", recursive=True)
+    return [path for paths in found for path in sorted(paths)]
 
 
 class BuildCore(build_ext):

@@ -1,5 +1,5 @@
-"""What the core is built with: MPI, oneDNN, CUDA and ninja, in wheels or the system. For setup.py, which says what the
-environment may choose.
+"""Find the tools of the build: compiler, MPI, oneDNN, CUDA and ninja, in wheels or the system. setup.py uses them and
+says what the environment may choose.
 
 build/deps keeps headers of wheels, and ninja: pip removes the environment in which it has built.
 """
@@ -44,6 +44,24 @@ def isas_of(flags):
     if {"avx512f", "avx512cd"} <= set(flags):
         levels.append("avx512" if {"avx512bw", "avx512dq", "avx512vl"} <= set(flags) else "avx512f")
     return levels
+
+
+def isas():
+    """The levels to build, by GOSSIPGRAD_ISAS or this CPU."""
+    wanted = os.environ.get("GOSSIPGRAD_ISAS", "").strip()
+    if not X86:
+        return ["scalar"]
+    if wanted == "all":
+        return list(Compiler.ISA_FLAGS)
+    if wanted:
+        named = [name.strip() for name in wanted.split(",")]
+        if unknown := [name for name in named if name not in Compiler.ISA_FLAGS]:
+            raise SystemExit(
+                f"setup.py: GOSSIPGRAD_ISAS={wanted!r}: no {unknown[0]!r}; allowed: all, or some of "
+                f"{', '.join(Compiler.ISA_FLAGS)} with commas; avx512 brings AMX"
+            )
+        return [name for name in Compiler.ISA_FLAGS if name in named or name == "scalar"]
+    return isas_of(cpu_flags())
 
 
 def of_wheel(program):
@@ -125,6 +143,13 @@ def wheel_headers(requirement):
     return os.path.join(place, "include")
 
 
+def python_headers():
+    """Include flags for Python.h and NumPy."""
+    paths = sysconfig.get_paths()
+    folders = dict.fromkeys([paths["include"], wheel_headers(NUMPY_WHEEL), paths["platinclude"]])
+    return [word for folder in folders for word in ("-isystem", folder)]
+
+
 def wheel_link(requirement, library):
     """A copy of a wheel's library in build/deps. The library itself may be in an environment that pip removes while
     another build links."""
@@ -160,6 +185,66 @@ def copy(source, target):
     shutil.copyfile(source, temporary)
     shutil.copymode(source, temporary)
     os.replace(temporary, target)
+
+
+def replace_file(path, text):
+    """Write only if the text differs, so that dependent files stay current."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            if file.read() == text:
+                return
+    except OSError:
+        pass
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+class Compiler:
+    """The C compiler, its flags, and the levels of kernels that it builds."""
+
+    # "avx512f": a Knights Landing has no BW, DQ or VL (a test disassembles the objects).
+    ISA_FLAGS = {
+        "scalar": [],
+        "avx2": ["-mavx2", "-mfma", "-mbmi", "-mbmi2"],
+        "avx512f": ["-mavx512f", "-mavx512cd", "-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mprefer-vector-width=512"],
+        "avx512": [
+            *["-mavx512f", "-mavx512cd", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+            *["-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mprefer-vector-width=512"],
+        ],
+    }
+    VARIANTS = {
+        "release": ["-O2", "-DNDEBUG"],
+        "debug": ["-O0", "-g"],
+        "asan": [
+            *["-O1", "-g", "-fno-omit-frame-pointer"],
+            *["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+        ],
+        "tsan": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=thread"],
+        "cov": ["-O0", "-g", "--coverage"],
+    }
+    WARNINGS = [
+        *["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion"],
+        *["-Wstrict-prototypes", "-Wmissing-prototypes"],
+    ]
+
+    def __init__(self):
+        self.variant = os.environ.get("GOSSIPGRAD_BUILD", "release") or "release"
+        if self.variant not in self.VARIANTS:
+            raise SystemExit(f"setup.py: GOSSIPGRAD_BUILD={self.variant!r}; allowed: {', '.join(self.VARIANTS)}")
+        self.isas = isas()
+        self.command = shlex.split(os.environ.get("CC", "")) or [shutil.which("gcc") and "gcc" or "cc"]
+        self.version = output_of([*self.command, "--version"]).splitlines()[0]
+        self.link = [flag for flag in self.VARIANTS[self.variant] if flag.startswith(("-fsanitize=", "--coverage"))]
+
+    def flags(self, hot=False):
+        """Flags of every C file. hot: of a file with loops over values."""
+        flags = [*self.VARIANTS[self.variant], "-std=gnu11", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-common"]
+        if hot and self.variant == "release":
+            flags[0] = "-O3"
+        flags += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", *self.WARNINGS]
+        if os.environ.get("GOSSIPGRAD_WERROR", "0") not in ("", "0") and self.variant in ("release", "debug"):
+            flags.append("-Werror")
+        return flags
 
 
 class Mpi:
