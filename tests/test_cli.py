@@ -61,7 +61,8 @@ def test_help_is_one_screen(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, short, _ = cli_run(capsys, *command.split(), "--help")
     assert code == 0 and len(short.splitlines()) <= 40 and max(map(len, short.splitlines())) <= 80
-    code, whole, _ = cli_run(capsys, *command.split(), "--help-all" if command not in ("", "info", "report") else "--help")
+    all_options = "--help-all" if command not in ("", "info", "report") else "--help"
+    code, whole, _ = cli_run(capsys, *command.split(), all_options)
     assert code == 0 and max(map(len, whole.splitlines())) <= 80
     if command in ("train", "evaluate", "compare", "bench"):
         names = [action.option_strings[0] for action in actions(command)]
@@ -756,6 +757,7 @@ def test_same_bits_under_mpi_and_in_the_virtual_cluster(mpirun, tmp_path, capsys
     assert cli_run(capsys, *common, "--virtual-ranks", 3, "--quiet", "--report", tmp_path / "virtual")[0] == 0
     mpi, virtual = (json.loads((tmp_path / n).read_text()) for n in ("mpi", "virtual"))
     assert mpi["weights_sha256"] == virtual["weights_sha256"]
+    assert len(mpi["time_by_rank"]) == len(virtual["time_by_rank"]) == 3
     assert mpi["apoptosis"]["bound"] == virtual["apoptosis"]["bound"] and mpi["epochs"][-1]["parameters"] < 189601
     for a, b in zip(mpi["epochs"], virtual["epochs"], strict=True):
         for key in (

@@ -17,6 +17,7 @@ import gossipgrad as gg
 from gossipgrad import _core, cli
 from gossipgrad.compare.plan import Comparison, entries
 from gossipgrad.report import command, page, write
+from gossipgrad.report.pictures import looks
 
 EVIL = "</script><script>alert('x')</script><b>&amp;"
 PARTS = ("compute_seconds", "exposed_communication_seconds", "data_wait_seconds")
@@ -142,6 +143,15 @@ def test_several_runs(history, other, parsed):
     assert len(found.traces("computing")) == 3
 
 
+def test_a_comparison_has_a_colour_a_strategy(history, other):
+    names = ["allreduce-p2", "allreduce-p3", "gossip-p2", "gossip-p3"]
+    one, two = other.to_dict(), history.to_dict()
+    found = looks(dict(zip(names, (one, two, one, two), strict=True)))
+    assert found[0][0] == found[1][0] != found[2][0] == found[3][0]
+    assert found[0][1] == found[2][1] != found[1][1] == found[3][1]
+    assert len(set(looks({str(i): one for i in range(20)}))) == 20
+
+
 def test_equal_replicas_have_no_place_on_a_log_axis(parsed):
     found = parsed({"a": train(p=1).to_dict()})
     assert not found.traces("distance") and "equal replicas" in "".join(found.texts)
@@ -256,10 +266,11 @@ def test_reports_and_folders(folder, capsys, monkeypatch):
     monkeypatch.setattr("gossipgrad.report.document.bundle", lambda: "")
     monkeypatch.chdir(folder)
     one = "reports/one-p3.json"
+    shutil.copy("reports/two-p2.json", "reports/two-p10.json")
     for runs, names in (
         ([one], ["one-p3"]),
-        ([folder], ["one-p3", "two-p2"]),
-        ([one, folder], ["reports/one-p3 (1)", "reports/one-p3 (2)", "reports/two-p2 (3)"]),
+        ([folder], ["one-p3", "two-p2", "two-p10"]),
+        ([one, folder], ["reports/one-p3 (1)", "reports/one-p3 (2)", "reports/two-p2 (3)", "reports/two-p10 (4)"]),
     ):
         assert cli_run(capsys, "report", *runs, "-o", "p.html") == (0, f"p.html: {', '.join(names)}\n", "")
         assert list(Parsed((folder / "p.html").read_text()).json["runs"]) == names

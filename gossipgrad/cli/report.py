@@ -6,6 +6,7 @@ import argparse
 import glob
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -63,7 +64,7 @@ def _files(runs: Sequence[str]) -> tuple[list[str], Mapping[str, Any] | None]:
         if not os.path.isdir(one):
             found.append(one)
             continue
-        inside = sorted(glob.glob(os.path.join(glob.escape(one), "reports", "*.json")))
+        inside = sorted(glob.glob(os.path.join(glob.escape(one), "reports", "*.json")), key=_in_order)
         if not inside:
             raise UsageError(f"{one}: no reports/*.json in it; allowed: reports, and folders of gossipgrad compare")
         found += inside
@@ -75,6 +76,11 @@ def _files(runs: Sequence[str]) -> tuple[list[str], Mapping[str, Any] | None]:
         return found, whole if isinstance(whole, dict) and isinstance(whole.get("settings"), dict) else None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{comparisons[0]}: no comparison: {one_line(error)}") from error
+
+
+def _in_order(text: str) -> list[tuple[int, str]]:
+    """A key that sorts numbers inside a text by their values."""
+    return [(int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", text)]
 
 
 def _names(files: Sequence[str]) -> list[str]:

@@ -122,8 +122,9 @@ def _overview(reports: Mapping[str, Record]) -> str:
         return f"<section class=tiles>{''.join(tiles)}</section>\n"
     head = ["run", "strategy", "ranks", *(columns[i][0] for i in shown)]
     lines = []
+    chosen = pictures.looks(reports)
     for number, ((name, report), row) in enumerate(zip(reports.items(), rows, strict=True)):
-        colour, dash = pictures.look(number)
+        colour, dash = chosen[number]
         mark = f"<input type=checkbox checked data-run={number} style='accent-color:{colour}'>"
         line = f"<i class='line {dash}' style='color:{colour}'></i>"
         run = form.Markup(f"<label>{mark}{line}{form.escaped(name)}</label>")

@@ -83,13 +83,14 @@ td.number{text-align:right;white-space:nowrap}
 .pairs{width:max-content}
 .pairs td{text-align:left;overflow-wrap:anywhere;min-width:5em;max-width:min(32em,60vw)}
 .pairs td:first-child{color:var(--soft);white-space:nowrap}
+.pairs tr>:first-child{position:sticky;left:0;background:var(--card)}
 .runs{width:max-content;min-width:100%}
-.runs th{min-width:6em}
+.runs th{min-width:5em;max-width:8em}
 .runs label{white-space:nowrap;cursor:pointer}
 .runs input{vertical-align:-2px;margin:0 6px 0 0}
 .line{display:inline-block;width:22px;border-top:3px solid;vertical-align:4px;margin-right:6px}
-.line.dash,.line.dashdot{border-top-style:dashed}
-.line.dot{border-top-style:dotted}
+.line.dash,.line.longdash{border-top-style:dashed}
+.line.dashdot{border-top-style:dotted}
 summary{cursor:pointer;color:var(--link);margin:.4em 0}
 pre{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px;margin:.3em 0;
 white-space:pre-wrap;overflow-x:auto;font-size:.86rem}

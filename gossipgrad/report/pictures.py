@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -17,7 +18,8 @@ from gossipgrad.state.files import json_text
 Figure = dict[str, Any]
 
 _COLOURS = ("#3b82c4", "#e0752d", "#2e9e6b", "#9d6bd0", "#d64550", "#1fa3b5", "#b8901f", "#7f8c99")
-_DASHES = ("solid", "dash", "dot", "dashdot")  # of every eight runs
+_DASHES = ("solid", "dash", "dashdot", "longdash")  # training has dots
+_MANY = 6  # most runs whose training is drawn beside their validation
 _RANKED = 8  # most runs whose time is shown by rank
 _MATRICES = 6  # most schedules that are shown
 _MATRIX_RANKS, _MATRIX_TURNS, _MATRIX_NUMBERS = 128, 64, 16
@@ -28,9 +30,15 @@ def _label(name: str) -> str:
     return html.escape(name, quote=False)
 
 
-def look(number: int) -> tuple[str, str]:
-    """Colour and dashes of a run."""
-    return _COLOURS[number % len(_COLOURS)], _DASHES[number // len(_COLOURS) % len(_DASHES)]
+def looks(reports: Mapping[str, Record]) -> list[tuple[str, str]]:
+    """Colour and dashes of each run. In a comparison, of names-pN: a colour a name, dashes by the ranks."""
+    names = [re.sub(r"-p\d+$", "", name) for name in reports]
+    ranks = [one["ranks"] for one in reports.values()]
+    alike = len(set(zip(names, ranks, strict=True))) == len(reports) > len(set(names))
+    firsts, counts = list(dict.fromkeys(names)), sorted(set(ranks))
+    places = [(firsts.index(name), counts.index(p)) for name, p in zip(names, ranks, strict=True)]
+    places = places if alike else [(i, i // len(_COLOURS)) for i in range(len(reports))]
+    return [(_COLOURS[i % len(_COLOURS)], _DASHES[k % len(_DASHES)]) for i, k in places]
 
 
 def _figure(figures: list[Figure], title: str, traces: list[Figure], note: str = "", **layout: Any) -> str:
@@ -63,6 +71,7 @@ def _curves(
     """
     traces: list[Figure] = []
     several, dotted = len(reports) > 1, False
+    chosen = looks(reports)
     hover = "epoch %{x}" if x == "epoch" else "%{x:.4~g} s"
     for number, (name, report) in enumerate(reports.items()):
         places = [record.get(x) or 0.0 for record in report["epochs"]]
@@ -75,7 +84,7 @@ def _curves(
                 points = [(at, value) for at, value in points if value > 0]
             if not points:
                 continue
-            colour, dash = look(number if several else place)
+            colour, dash = chosen[number] if several else (_COLOURS[place], "solid")
             dotted = dotted or (several and place > 0)
             label = f"{name}, {meaning}" if several and len(keys) > 1 else name if several else meaning
             traces.append(
@@ -109,6 +118,8 @@ def learning(reports: Mapping[str, Record], figures: list[Figure]) -> str:
     clock = numbers.clock_of(reports)
     loss = {"validation.loss": "validation", "train_loss": "training"}
     accuracy = {"validation.accuracy": "validation", "train_accuracy": "training"}
+    if len(reports) > _MANY and any(numbers.values(one, "validation.loss") for one in reports.values()):
+        loss, accuracy = ({key: "validation" for key in keys if "validation" in key} for keys in (loss, accuracy))
     made = []
     for title, keys, factor, y in (("Loss", loss, 1.0, "loss"), ("Accuracy", accuracy, 100.0, "accuracy (%)")):
         for x in ("epoch", clock):
@@ -161,7 +172,7 @@ def times(reports: Mapping[str, Record], figures: list[Figure]) -> str:
                     "hovertemplate": hover,
                 }
             )
-        names = [_label(name if len(name) <= 26 else f"{name[:24]}…") for name in timed]
+        names = [_label(name if len(name) <= 26 else f"{name[:13]}…{name[-12:]}") for name in timed]
         up = {"tickvals": list(range(len(timed))), "ticktext": names, "autorange": "reversed", "automargin": True}
         bars: Figure = {
             "barmode": "stack",
@@ -236,7 +247,8 @@ def partners(reports: Mapping[str, Record], figures: list[Figure]) -> str:
             found.setdefault(key, (report, []))[1].append(name)
     shown = list(found.values())[:_MATRICES]
     made = [_matrix(report, names if len(reports) > 1 else [], figures) for report, names in shown]
-    return form.section("Partners", _grid(made))
+    more = f"<p class=note>{_MATRICES} of {len(found)} schedules.</p>\n" if len(found) > _MATRICES else ""
+    return form.section("Partners", _grid(made) + more)
 
 
 def _matrix(report: Record, names: Sequence[str], figures: list[Figure]) -> str:
