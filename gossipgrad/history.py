@@ -186,6 +186,10 @@ class History:
     apoptosis: Record = field(default_factory=dict)
     time_by_rank: list[Record] = field(default_factory=list)
 
+    def __setstate__(self, state: Record) -> None:
+        """A pickle of an earlier version lacks newer fields."""
+        self.__dict__.update(History().__dict__ | state)
+
     def __len__(self) -> int:
         return len(self.epochs)
 
@@ -250,4 +254,11 @@ class History:
                 f"{os.fspath(path)}: no report of a training: it has {', '.join(map(repr, unknown))}; allowed: "
                 f"{', '.join(known)}"
             )
+        for key, value in report.items():
+            if type(value) is not type(known[key]):
+                wanted = {dict: "an object", list: "a list", int: "an integer"}[type(known[key])]
+                raise ValueError(f"{os.fspath(path)}: no report of a training: {key} {value!r:.40}; allowed: {wanted}")
+        for record in report.get("epochs", []):
+            if not isinstance(record, dict):
+                raise ValueError(f"{os.fspath(path)}: no report of a training: epoch {record!r:.40}; allowed: objects")
         return cls(**{key: value for key, value in report.items() if key != "schema"})

@@ -148,6 +148,21 @@ def test_history_access(run, tmp_path):
         History.read(tmp_path / "x")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("epochs", 3, "epochs 3; allowed: a list"),
+        ("epochs", [{}, 4], "epoch 4; allowed: objects"),
+        ("settings", None, "settings None; allowed: an object"),
+        ("ranks", "2", "ranks '2'; allowed: an integer"),
+    ],
+)
+def test_fields_of_other_types(field, value, wanted, tmp_path):
+    (tmp_path / "x").write_text(json.dumps({"schema": 1, field: value}))
+    with pytest.raises(ValueError, match=f"x: no report of a training: {re.escape(wanted)}$"):
+        History.read(tmp_path / "x")
+
+
 def test_trace(tmp_path):
     train, _ = gg.data.synthetic((6,), 3, 96, 30)
     net = gg.Sequential([gg.Linear(3)], input=(6,))
