@@ -8,10 +8,11 @@ import os
 import re
 from pathlib import Path
 
-import notebooks
 import pytest
+import run_notebooks
+from run_notebooks import NOTEBOOKS
 
-NAMES = sorted(path.name for path in notebooks.NOTEBOOKS.glob("*.ipynb"))
+NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 SILENT = ("close", "stop_cluster_sync")  # calls that show nothing
 # Paths, addresses and hosts of one machine; numbers of processes.
 OF_A_MACHINE = r"(?<![\w.:/])/\w+/\w|site-packages|\b(?:\d{1,3}\.){3}\d{1,3}\b|0x[0-9a-f]{6,}|\bpid\b|localhost"
@@ -45,8 +46,8 @@ def shows(source):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_has_its_outputs(name):
-    """python tests/notebooks.py writes them."""
-    path = notebooks.NOTEBOOKS / name
+    """python tests/run_notebooks.py writes them."""
+    path = NOTEBOOKS / name
     cells = code(json.loads(path.read_text(encoding="utf-8")))
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     for cell in cells:
@@ -63,8 +64,8 @@ def executed(name, folder):
     """The outputs of all its cells, which are of the kinds that are shipped."""
     for module in ("nbformat", "nbclient", "ipykernel"):
         pytest.importorskip(module)
-    path = notebooks.NOTEBOOKS / name
-    cells = code(notebooks.executed(path, folder))
+    path = NOTEBOOKS / name
+    cells = code(run_notebooks.executed(path, folder))
     shipped = code(json.loads(path.read_text(encoding="utf-8")))
     assert list(map(kinds, cells)) == list(map(kinds, shipped))
     return [output for cell in cells for output in cell["outputs"]]

@@ -29,7 +29,7 @@ REDUCED = {
     "python -m pytest -q": "--collect-only tests/test_readme.py",
     "gossipgrad train --model resnet18 --data FOLDER": "--image-size 64 --batch-size 4 --epochs 1",
 }
-NAMES = {"FOLDER": "photos"}  # what commands call what the blocks before them wrote
+NAMES = {"FOLDER": "photos"}  # a command's placeholder, and the folder that earlier blocks wrote
 # Blocks with these are somebody else's code, shown beside ours.
 FOREIGN = re.compile(r"^\s*(import|from) (torch|lightning|horovod|tensorflow|keras|sklearn)\b", re.MULTILINE)
 
@@ -76,9 +76,9 @@ def run_here(command: str, folder: Path) -> str:
 
 
 def typed(page: str) -> Iterator[tuple[str, str]]:
-    """What a reader types, in order: ("python", a block) or ("sh", a command), also one inside a sentence.
+    """Typed text of a page, in order: ("python", a block) or ("sh", a command), also inside a sentence.
 
-    Of commands that install: those behind them.
+    A line that installs counts without its installing part.
     """
     text = (ROOT / page).read_text(encoding="utf-8")
     for found in re.finditer(r"^```([^\n`]*)\n(.*?)^```$|`(gossipgrad\s[^`]+)`", text, re.MULTILINE | re.DOTALL):
@@ -91,9 +91,9 @@ def typed(page: str) -> Iterator[tuple[str, str]]:
 
 
 def player(page: str) -> str:
-    """A program that does what a reader of the page does: Python keeps its names from block to block, as a notebook does.
+    """A program that plays a page. Python keeps its names from block to block, as in a notebook.
 
-    A command that starts script.py finds the Python up to there in it.
+    script.py has the Python up to the command that starts it.
     """
     program = ["import subprocess", "def typed(line): subprocess.run(line, shell=True, check=True)"]
     blocks: list[str] = []
@@ -110,7 +110,7 @@ def player(page: str) -> str:
 
 
 def clone(folder: Path) -> None:
-    """What pages use of a clone."""
+    """Link the parts of a clone that pages use."""
     for name in ("examples", "tests", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
 

@@ -1,5 +1,4 @@
-"""docs/torch.md is played: what it changes in a script of torch trains on one rank what the script trained before, and
-trains on several."""
+"""docs/torch.md is played: a changed script trains on one rank as the old one did, and trains on several ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from torch_cases import close, torch_env  # noqa: E402
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "torch.md"
 
-# What the reader of the page's pieces has of his own.
+# Names that a reader of the page's diffs has.
 OWN = """
 import torch
 
@@ -73,7 +72,7 @@ def scripts(which: str) -> list[str]:
 
 
 def side(diff: str, left_out: str) -> str:
-    """A diff's new text, or its old one: what has not this sign in front."""
+    """The lines of a diff that do not begin with `left_out`: "-" gives the new text, "+" the old one."""
     return "\n".join(line[1:] for line in diff.splitlines() if not line.startswith(left_out))
 
 
@@ -99,9 +98,9 @@ def trained(names: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory) -> list[dict[str, Any]]:
-    """What the scripts before the change train, in a process of their own: Gloo's threads may abort the one they are in."""
+    """States that the old scripts train, in a process of their own, because Gloo's threads may abort it."""
     folder = tmp_path_factory.mktemp("before")
-    program = f"""
+    program = """
 import os
 import torch, test_torch_docs as page
 torch.set_num_threads(1)
@@ -149,6 +148,7 @@ def test_from_horovod():
     assert 1e-3 < moved(trained(names_after(OWN + side(HOROVOD, "-")))) < 1
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_from_lightning(tmp_path, monkeypatch):
     pytest.importorskip("lightning")
@@ -163,7 +163,7 @@ def test_several_ranks_in_one_process():
 
 
 def test_save_and_go_on(tmp_path, monkeypatch):
-    """From the first epoch's state the second one is what it was; the last line's comment needs torch alone."""
+    """The second epoch, resumed from the first epoch's state, gives equal bits. net.pt loads without gossipgrad."""
     monkeypatch.chdir(tmp_path)
     means = []
     for done in (0, 1):

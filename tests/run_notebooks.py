@@ -1,4 +1,4 @@
-"""Runs notebooks. python tests/notebooks.py [NAME.ipynb ...] writes notebooks/ anew, with their outputs."""
+"""Runs notebooks. python tests/run_notebooks.py [NAME.ipynb ...] writes notebooks/ anew, with their outputs."""
 
 from __future__ import annotations
 
