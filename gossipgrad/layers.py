@@ -533,6 +533,42 @@ class RMSNorm(LayerNorm):
         return {key: value for key, value in super().config().items() if key != "bias"}
 
 
+class GroupNorm(Trained):
+    """Group normalisation (Wu and He 2018) of (channels, ...), with any or no sizes behind the channels: each sample's
+    channels are divided into `groups` of neighbours. From each group its mean is subtracted, and the result is divided
+    by the square root of the variance plus eps; PyTorch's form. Training and evaluation compute the same, and no batch
+    is too small.
+
+    groups       divides the channels.
+    eps          added to the variance.
+    affine       a weight (first 1) multiplies and a bias (first 0) is added, one of each a channel.
+    lr, weight_decay  factors of the optimiser's for this layer, as of Conv2d.
+    """
+
+    kind, prefix = "group_norm", "gn"
+
+    def __init__(
+        self,
+        groups: int,
+        *more: NoReturn,
+        eps: float = 1e-5,
+        affine: bool = True,
+        lr: Factor = 1.0,
+        weight_decay: Factor = 1.0,
+        name: str | None = None,
+    ) -> None:
+        _no_more("GroupNorm", (groups,), more, "the number of groups", "eps=, affine=, ...")
+        super().__init__(name, lr, weight_decay)
+        self.groups = integer("groups", groups, 1)
+        self.eps = number("eps", eps, 0.0)
+        self.affine = flag("affine", affine)
+
+    def options(self) -> dict[str, Any]:
+        return {"groups": self.groups, "eps": self.eps, "affine": self.affine}
+
+    config = options
+
+
 class LocalResponseNorm(Layer):
     """Local response normalisation (Krizhevsky et al. 2012) of (channels, ...): x / (k + alpha*mean)^beta. The mean is
     over the squares of `size` channels around x's, with zeros beyond the ends; PyTorch's form.
@@ -611,7 +647,7 @@ KINDS: dict[str, type[Layer]] = {
     c.__name__: c
     for c in (
         *(Conv2d, Linear, MaxPool2d, AvgPool2d, ReLU, Tanh, Sigmoid, Flatten, Dropout, Add, Concat),
-        *(LayerNorm, RMSNorm, LocalResponseNorm, Softmax, LeakyReLU, GELU),
+        *(LayerNorm, RMSNorm, GroupNorm, LocalResponseNorm, Softmax, LeakyReLU, GELU),
         *(BatchNorm1d, BatchNorm2d, AdaptiveAvgPool2d, GlobalAvgPool2d),
     )
 }

@@ -166,6 +166,16 @@ def root_mean_squares():
     return gg.Model(x, gg.Linear(4, name="out")(gg.RMSNorm(elementwise_affine=False, name="d.rms")(gg.Tanh()(c))))
 
 
+def grouped_norms():
+    """GroupNorm of images, with one group, some, and one a channel, and of features, with and without parameters."""
+    x = gg.Input((3, 9, 7))
+    a = gg.GroupNorm(4, name="a.gn")(gg.Conv2d(20, 3, padding=1, name="a")(x))
+    b = gg.GroupNorm(1, eps=0.1, name="b.gn")(gg.Conv2d(6, 3, name="b")(gg.ReLU()(a)))
+    c = gg.GroupNorm(6, name="c.gn")(gg.Conv2d(6, 3, bias=False, name="c")(gg.Tanh()(b)))
+    d = gg.GroupNorm(3, eps=0.1, name="d.gn")(gg.Linear(15, name="d")(gg.Flatten()(c)))
+    return gg.Model(x, gg.Linear(4, name="out")(gg.GroupNorm(3, eps=0.1, affine=False, name="e.gn")(gg.Tanh()(d))))
+
+
 def local_responses():
     """Local response normalisation with odd and even windows, the papers' power and others."""
     x = gg.Input((3, 9, 8))
@@ -209,6 +219,7 @@ GRAPHS = [
     adaptive_windows,
     curves,
     root_mean_squares,
+    grouped_norms,
     local_responses,
     only_a_layer,
     starts_without_parameters,

@@ -481,6 +481,22 @@ def rms_norm_backward(
     return inverse * (inner - along), (grad * normal).sum(tuple(range(x.ndim - len(axes))))
 
 
+def group_norm(x: Array, groups: int, weight: Array | None, bias: Array | None, eps: float) -> Array:
+    y = layer_norm(x.reshape(len(x), groups, -1), None, None, eps, (2,)).reshape(x.shape)
+    return (y if weight is None else y * _channels(weight, x)) + (0 if bias is None else _channels(bias, x))
+
+
+def group_norm_backward(
+    x: Array, groups: int, weight: Array | None, grad: Array, eps: float
+) -> tuple[Array, Array, Array]:
+    """Gradients of x, weight and bias."""
+    inner = grad if weight is None else grad * _channels(weight, x)
+    rows = (len(x), groups, -1)
+    dx = layer_norm_backward(x.reshape(rows), None, inner.reshape(rows), eps, (2,))[0].reshape(x.shape)
+    over = _but_channels(x)
+    return dx, (grad * group_norm(x, groups, None, None, eps)).sum(over), grad.sum(over)
+
+
 def _channel_windows(channels: int, size: int) -> Array:
     """(channels, channels): 1 where the second is in the window of the first."""
     first, second = np.ogrid[:channels, :channels]
@@ -606,6 +622,9 @@ class Network:
             return layer_norm(x, weights.get(f"{name}.weight"), weights.get(f"{name}.bias"), options["eps"], axes)
         if kind == "RMSNorm":
             return rms_norm(x, weights.get(f"{name}.weight"), options["eps"], self._last_axes(x, options))
+        if kind == "GroupNorm":
+            affine = weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
+            return group_norm(x, options["groups"], *affine, options["eps"])
         if kind == "LocalResponseNorm":
             return local_response_norm(x, *(options[key] for key in ("size", "alpha", "beta", "k")))
         if kind == "Softmax":
@@ -682,6 +701,11 @@ class Network:
             weight, axes = weights.get(f"{name}.weight"), self._last_axes(x, options)
             grad_input, affine = rms_norm_backward(x, weight, grad, options["eps"], axes)
             result |= {} if weight is None else {f"{name}.weight": affine}
+            return [grad_input]
+        if kind == "GroupNorm":
+            weight = weights.get(f"{name}.weight")
+            grad_input, *affine = group_norm_backward(x, options["groups"], weight, grad, options["eps"])
+            result |= {} if weight is None else {f"{name}.weight": affine[0], f"{name}.bias": affine[1]}
             return [grad_input]
         if kind == "LocalResponseNorm":
             window = (options[key] for key in ("size", "alpha", "beta", "k"))

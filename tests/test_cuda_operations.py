@@ -78,6 +78,8 @@ CASES = {
         {"affine": True, "sample_axis": 1, "eps": 1e-5, "root_mean_square": True},
         False,
     ),
+    "group_norm": ("layer_norm", [IMAGE], IMAGE, {"affine": True, "groups": 3, "eps": 1e-5}, False),
+    "group_norm-features": ("layer_norm", [(24,)], (24,), {"affine": True, "groups": 4, "eps": 1e-5}, False),
     "local_response_norm": (
         "local_response_norm",
         [IMAGE],
@@ -106,7 +108,7 @@ def test_one_kernel(name, dtype, layout):
     held = bfloat16 if dtype == "bfloat16" else np.float32
     arrays = [held(rng.standard_normal((4, *shape))) for shape in inputs]
     grad = held(rng.standard_normal((4, *output)))
-    length = inputs[0][-1] if kind == "layer_norm" else inputs[0][0]
+    length = inputs[0][-1] if "sample_axis" in options else inputs[0][0]
     parameters = [np.float32(rng.uniform(0.5, 1.5, length)) for _ in range(PARAMETERS.get(kind, 0))]
     how = {**options, "parameters": parameters, "grad_output": grad}
     if kind == "layer_norm":

@@ -82,6 +82,8 @@ def torch_layer(torch, layer, tensors, inputs):
         axes = tuple(range(-len(o["normalized_shape"] or [1]), 0))
         y = x / (x.square().mean(axes, keepdim=True) + o["eps"]).sqrt()
         return y if weight is None else y * weight
+    if kind == "GroupNorm":
+        return f.group_norm(x, o["groups"], weight, bias, o["eps"])
     if kind == "LocalResponseNorm":
         return f.local_response_norm(x, o["size"], o["alpha"], o["beta"], o["k"])
     if kind == "Softmax":

@@ -230,6 +230,18 @@ def test_rms_norm(rng, shape, axes):
         near(mine, differences(value, by))
 
 
+@pytest.mark.parametrize(("shape", "groups"), [((3, 6), 2), ((2, 4, 3), 1), ((2, 6, 2, 3), 3), ((1, 4, 2, 2), 4)])
+def test_group_norm(rng, shape, groups):
+    x, grad, eps = rng.standard_normal(shape), rng.standard_normal(shape), 0.01
+    weight, bias = rng.standard_normal(shape[1]), rng.standard_normal(shape[1])
+
+    def value():
+        return float((grad * ref.group_norm(x, groups, weight, bias, eps)).sum())
+
+    for mine, by in zip(ref.group_norm_backward(x, groups, weight, grad, eps), (x, weight, bias), strict=True):
+        near(mine, differences(value, by))
+
+
 @pytest.mark.parametrize(("size", "out"), [((5, 7), (2, 3)), ((3, 2), (3, 2)), ((2, 3), (5, 4)), ((4, 6), (1, 1))])
 def test_adaptive_pooling(rng, size, out):
     x, grad = rng.standard_normal((2, 3, *size)), rng.standard_normal((2, 3, *out))

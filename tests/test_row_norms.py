@@ -1,4 +1,4 @@
-"""RMSNorm: every instruction set and layout against float64, networks against PyTorch and one rank."""
+"""RMSNorm and GroupNorm: every instruction set and layout against float64, networks against PyTorch and one rank."""
 
 from __future__ import annotations
 
@@ -60,10 +60,88 @@ def test_rms_norm_passes_nan_on_in_its_row_alone(isa, layout):
     assert np.isnan(y[1, 2]).all() and np.isnan(y).sum() == 19
 
 
+def groups_run(isa, x, groups, parameters, grad=None, **options):
+    how = dict(groups=groups, eps=1e-3, affine=len(parameters) > 0, bias=True) | options
+    return operations.run_op(
+        "native", isa, "layer_norm", [x], x.shape[1:], parameters=parameters, grad_output=grad, **how
+    )
+
+
+IMAGE_LAYOUTS = ("plain", "batch_last", "channels16", "channels8", "nhwc")
+GROUPED = [
+    *[((5, 6), 3), ((1, 8), 1), ((2, 5), 5), ((17, 12, 5), 4), ((3, 20, 4, 3), 5), ((1, 6, 7, 5), 2)],
+    *[((37, 4, 2, 2), 1), ((2, 7, 3, 3), 7), ((40, 3, 33, 31), 3), ((2, 4, 65, 64), 2)],
+]
+
+
+@isas
+@pytest.mark.parametrize("layout", IMAGE_LAYOUTS)
+@pytest.mark.parametrize(("shape", "groups"), GROUPED, ids=str)
+def test_group_norm(isa, layout, shape, groups):
+    if len(shape) < 4 and layout not in ("plain", "batch_last"):
+        pytest.skip("no images")
+    for affine in (True, False):
+        rng = seeded((shape, groups))
+        x, grad = float32(rng, *shape) + np.float32(3), float32(rng, *shape)
+        parameters = [float32(rng, shape[1]), float32(rng, shape[1])] if affine else []
+        found = groups_run(isa, x, groups, parameters, grad, layout=layout, threads=1 + affine)
+        lies = "batch_last" if layout == "batch_last" else "plain"
+        assert found["formats"] == ("float32", lies, "float32", lies)
+        wide_x, wide_grad, *known = wide([x, grad, *parameters])
+        weight, bias = known if affine else (None, None)
+
+        def spread(each, by=np.mean, groups=groups):
+            rows = each.reshape(len(each), groups, -1)
+            return np.broadcast_to(by(rows, axis=2, keepdims=True), rows.shape).reshape(each.shape)
+
+        size = np.ones(shape) if weight is None else np.broadcast_to(ref._channels(np.abs(weight), wide_x), shape)
+        inverse = 1 / np.sqrt(spread(wide_x, np.var) + 1e-3)
+        terms = size * inverse * (np.abs(wide_x) + spread(np.abs(wide_x)))
+        terms = terms + (0 if bias is None else ref._channels(np.abs(bias), wide_x))
+        close("output", found["output"], ref.group_norm(wide_x, groups, weight, bias, 1e-3), terms, 4)
+        dx, dweight, dbias = ref.group_norm_backward(wide_x, groups, weight, wide_grad, 1e-3)
+        normal, inner = np.abs(wide_x) * inverse, np.abs(wide_grad) * size
+        bound = inverse * (inner + spread(inner) + normal * spread(inner * normal))
+        close("grad_input", found["grad_inputs"][0], dx, bound, 16 + x[0].size // groups)
+        if affine:
+            over = ref._but_channels(wide_x)
+            close("weight", found["gradients"][0], dweight, (np.abs(wide_grad) * normal).sum(over), 16)
+            close("bias", found["gradients"][1], dbias, np.abs(wide_grad).sum(over), 16)
+
+
+@isas
+@pytest.mark.parametrize("layout", ["plain", "batch_last"])
+def test_group_norm_has_the_same_bits_on_any_number_of_threads(isa, layout):
+    rng = seeded("threads of groups")
+    x, grad, parameters = float32(rng, 70, 6, 5, 5), float32(rng, 70, 6, 5, 5), [float32(rng, 6), float32(rng, 6)]
+    one, *others = (groups_run(isa, x, 3, parameters, grad, layout=layout, threads=n) for n in (1, 2, 5))
+    for other in others:
+        np.testing.assert_array_equal(one["output"], other["output"])
+        np.testing.assert_array_equal(one["grad_inputs"][0], other["grad_inputs"][0])
+        for a, b in zip(one["gradients"], other["gradients"], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@isas
+@pytest.mark.parametrize("layout", ["plain", "batch_last"])
+def test_group_norm_passes_nan_on_in_its_group_alone(isa, layout):
+    x = float32(seeded("nan groups"), 3, 6, 5)
+    x[1, 2, 3] = np.nan
+    y = groups_run(isa, x, 3, [], layout=layout)["output"]
+    assert np.isnan(y[1, 2:4]).all() and np.isnan(y).sum() == 10
+
+
+def test_groups_that_do_not_divide_the_channels_are_refused():
+    for groups in (4, -1):
+        with pytest.raises(ValueError, match=f"groups is {groups}; allowed: 0, and divisors of 6"):
+            groups_run(None, np.ones((2, 6, 3), np.float32), groups, [])
+
+
 # ---- networks
 
 # Kind: the layer, and torch's.
 NORMS = {
+    "group_norm": (lambda: gg.GroupNorm(3, name="norm"), lambda nn: nn.GroupNorm(3, 6)),
     "rms_norm": (lambda: gg.RMSNorm((5, 7), name="norm"), lambda nn: nn.RMSNorm((5, 7), eps=1e-5)),
 }
 norms = pytest.mark.parametrize("kind", NORMS)
@@ -76,7 +154,7 @@ def net_of(kind):
 
 def module_of(kind):
     nn = pytest.importorskip("torch").nn
-    if not hasattr(nn, "RMSNorm"):
+    if kind == "rms_norm" and not hasattr(nn, "RMSNorm"):
         pytest.skip("a torch without RMSNorm")
     return nn.ModuleDict({"c": nn.Conv2d(2, 6, 3, padding=1), "norm": NORMS[kind][1](nn), "out": nn.Linear(210, 3)})
 
@@ -171,7 +249,19 @@ def test_a_wrapped_module_has_its_roles(kind):
         (lambda: gg.RMSNorm(0), ValueError, "normalized_shape=0"),
         (lambda: gg.RMSNorm(eps=-1), ValueError, "eps=-1"),
         (lambda: gg.RMSNorm(bias=True), TypeError, "bias"),
-        (lambda: gg.Sequential([gg.RMSNorm((4, 5))], input=(3, 5)), ValueError, r"normalized_shape is \(4, 5\).*\(3, 5\)"),
+        (lambda: gg.GroupNorm(0), ValueError, "groups=0"),
+        (lambda: gg.GroupNorm(3, 6), TypeError, "GroupNorm.3, 6.: allowed without a keyword: the number of groups"),
+        (lambda: gg.GroupNorm(3, eps=float("nan")), ValueError, "eps=nan"),
+        (
+            lambda: gg.Sequential([gg.GroupNorm(4)], input=(6, 3, 5)),
+            ValueError,
+            r"groups is 4; allowed: divisors of 6, the channels of \(6, 3, 5\)",
+        ),
+        (
+            lambda: gg.Sequential([gg.RMSNorm((4, 5))], input=(3, 5)),
+            ValueError,
+            r"normalized_shape is \(4, 5\).*\(3, 5\)",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(make, error, words):

@@ -22,6 +22,7 @@
     X(BATCH_NORM2D, batch_norm2d)                                                                                      \
     X(LAYER_NORM, layer_norm)                                                                                          \
     X(RMS_NORM, rms_norm)                                                                                              \
+    X(GROUP_NORM, group_norm)                                                                                          \
     X(LOCAL_RESPONSE_NORM, local_response_norm)                                                                        \
     X(SOFTMAX, softmax)                                                                                                \
     X(LEAKY_RELU, leaky_relu)                                                                                          \
@@ -90,7 +91,7 @@ typedef struct gg_layer_desc {
     int64_t head_size;      /* MULTI_HEAD: features of one head; 0 means outputs / heads */
     bool causal;            /* ATTENTION */
     int64_t pads[2];        /* PAD: zeros before and behind */
-    int64_t groups;         /* CONV2D */
+    int64_t groups;         /* CONV2D, GROUP_NORM */
     int64_t output_size[2]; /* ADAPTIVE_AVG_POOL2D: height and width; 0 means the input's */
     bool bias;              /* CONV2D, LINEAR */
     float probability;      /* DROPOUT, in [0, 1) */

@@ -25,7 +25,7 @@ typedef enum gg_op_kind {
     GG_OP_AVG_POOL2D,
     GG_OP_ADAPTIVE_AVG_POOL2D, /* window o of an axis: elements o*in/out, rounded down, to (o+1)*in/out, rounded up */
     GG_OP_BATCH_NORM,          /* over the first axis of the sample; a second input is added to the result */
-    GG_OP_LAYER_NORM,          /* over the axes of the sample from `axis` on */
+    GG_OP_LAYER_NORM,          /* over the axes of the sample from `axis` on, or over `groups` of its first axis */
     GG_OP_LOCAL_RESPONSE_NORM, /* over windows of channels */
     GG_OP_SOFTMAX,             /* along `axis` */
     GG_OP_LEAKY_RELU,
@@ -114,8 +114,10 @@ const char *gg_pass_name(gg_pass pass);
 
 /* Rows of LAYER_NORM: adjacent values of a PLAIN sample. */
 typedef struct gg_norm_rows {
-    int64_t count, length; /* rows of a sample; values of a row */
-    bool root_mean_square; /* gg_op_desc's */
+    int64_t count, length;  /* rows of a sample; values of a row */
+    int64_t weights, inner; /* weights of a row, and adjacent values that share one */
+    int64_t parameters;     /* weights of all rows; row i has those from i*weights % parameters on */
+    bool root_mean_square;  /* gg_op_desc's */
 } gg_norm_rows;
 
 /* Description of an operation. Shapes are of one sample; batch is N. */
@@ -132,7 +134,8 @@ typedef struct gg_op_desc {
     gg_window window;        /* CONV2D and pooling */
     gg_algorithm algorithm;  /* CONV2D; LINEAR and LSTM: DIRECT or WIDENED; others: DIRECT */
     unsigned passes;         /* CONV2D: one bit (1 << pass) for each pass that is run; 0 means all */
-    int64_t groups;          /* CONV2D; divides both channel counts */
+    int64_t groups;          /* CONV2D; divides both channel counts. LAYER_NORM; divides the first axis, and a weight is
+                                a channel's; 0 means rows from `axis` on, and a weight is a place's */
     bool bias;               /* CONV2D, LINEAR, LAYER_NORM that is affine */
     int64_t numbers;  /* EMBEDDING, POSITION_EMBEDDING: rows of the table. LSTM: rows of the table of its tokens, its
                          first parameter (numbers, features); 0 means that it reads (T, I) */
@@ -162,10 +165,19 @@ typedef struct gg_op_desc {
     bool input_grad;            /* false: grad_input is not needed (first layer) */
 } gg_op_desc;
 
-/* The rows of a LAYER_NORM whose axis has been checked. */
+/* The rows of a LAYER_NORM whose axis and groups have been checked. */
 static inline gg_norm_rows gg_norm_rows_of(const gg_op_desc *desc) {
-    gg_norm_rows rows = {1, 1, desc->root_mean_square};
+    gg_norm_rows rows = {1, 1, 1, 1, 1, desc->root_mean_square};
+    if (desc->groups > 0) {
+        rows.count = desc->groups;
+        rows.length = gg_shape_count(&desc->output) / desc->groups;
+        rows.parameters = desc->output.size[0];
+        rows.weights = rows.parameters / desc->groups;
+        rows.inner = rows.length / rows.weights;
+        return rows;
+    }
     for (int i = 0; i < desc->output.dims; ++i) *(i < desc->axis ? &rows.count : &rows.length) *= desc->output.size[i];
+    rows.weights = rows.parameters = rows.length;
     return rows;
 }
 

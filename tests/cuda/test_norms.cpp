@@ -196,30 +196,32 @@ void test_far_mean() {
 /* ------------------------------------------------------------------------------------------ layer normalisation */
 
 template <class T>
-void test_layer_norm_of(int64_t rows, int64_t length, bool affine, bool bias, bool root_mean_square) {
-    const size_t n = (size_t)(rows * length);
-    gg_op_desc desc = describe(GG_OP_LAYER_NORM, rows, {shape({length})}, shape({length}));
+void test_layer_norm_of(int64_t batch, gg_shape sample, int64_t groups, bool affine, bool bias, bool root_mean_square) {
+    gg_op_desc desc = describe(GG_OP_LAYER_NORM, batch, {sample}, sample);
+    desc.groups = groups;
     desc.affine = affine;
     desc.bias = bias;
     desc.root_mean_square = root_mean_square;
     desc.epsilon = 1e-5f;
     const gg_norm_rows each = gg_norm_rows_of(&desc);
+    const int64_t rows = batch * each.count, length = each.length;
+    const size_t n = (size_t)(rows * length), parameters = (size_t)each.parameters;
     random_numbers r(n);
     cpu_run cpu;
     cpu.input = {rounded<T>(r.floats(n, 1, 4))};
-    if (affine) cpu.parameter.push_back(r.floats((size_t)length, 0.5, 2));
-    if (affine && bias) cpu.parameter.push_back(r.floats((size_t)length));
+    if (affine) cpu.parameter.push_back(r.floats(parameters, 0.5, 2));
+    if (affine && bias) cpu.parameter.push_back(r.floats(parameters));
     cpu.grad_output = rounded<T>(r.floats(n));
     run_on_cpu(desc, &cpu);
     const double off = rounding_of<T>;
     device_batch<T> x(cpu.input[0], "x"), y(n, "y"), dy(cpu.grad_output, "dy"), dx(n, "dx");
-    device_floats weight(affine ? cpu.parameter[0] : floats(), "weight"), dw((size_t)length, "dw");
-    device_floats offset(affine && bias ? cpu.parameter[1] : floats(), "bias"), db((size_t)length, "db");
-    device_floats saved(gg_cuda_layer_norm_saved(rows, &each) / sizeof(float), "saved");
-    buffer<double> scratch(gg_cuda_layer_norm_scratch(rows, &each) / sizeof(double), "scratch");
+    device_floats weight(affine ? cpu.parameter[0] : floats(), "weight"), dw(parameters, "dw");
+    device_floats offset(affine && bias ? cpu.parameter[1] : floats(), "bias"), db(parameters, "db");
+    device_floats saved(gg_cuda_layer_norm_saved(batch, &each) / sizeof(float), "saved");
+    buffer<double> scratch(gg_cuda_layer_norm_scratch(batch, &each) / sizeof(double), "scratch");
     gg_cuda_layer_norm_args a = {};
     a.dtype = dtype_of<T>;
-    a.batch = rows;
+    a.batch = batch;
     a.rows = each;
     a.epsilon = desc.epsilon;
     a.input = x;
@@ -245,7 +247,8 @@ void test_layer_norm_of(int64_t rows, int64_t length, bool affine, bool bias, bo
         for (int64_t i = 0; i < length && !root_mean_square; ++i) mean += (double)v[i] / (double)length;
         for (int64_t i = 0; i < length; ++i) squares += ((double)v[i] - mean) * ((double)v[i] - mean);
         const double inverse = 1 / sqrt(squares / (double)length + (double)desc.epsilon);
-        auto scale = [&](int64_t i) { return affine ? (double)cpu.parameter[0][(size_t)i] : 1.0; };
+        auto place = [&](int64_t i) { return (size_t)(row * each.weights % each.parameters + i / each.inner); };
+        auto scale = [&](int64_t i) { return affine ? (double)cpu.parameter[0][place(i)] : 1.0; };
         auto normal = [&](int64_t i) { return ((double)v[i] - mean) * inverse; };
         for (int64_t i = 0; i < length; ++i) {
             sum += (double)d[i] * scale(i) / (double)length;
@@ -253,7 +256,7 @@ void test_layer_norm_of(int64_t rows, int64_t length, bool affine, bool bias, bo
         }
         if (root_mean_square) sum = 0;
         for (int64_t i = 0; i < length; ++i) {
-            const double shift = affine && bias ? (double)cpu.parameter[1][(size_t)i] : 0;
+            const double shift = affine && bias ? (double)cpu.parameter[1][place(i)] : 0;
             const size_t at = (size_t)(row * length + i);
             const double wanted = inverse * ((double)d[i] * scale(i) - sum - normal(i) * product);
             CHECK_NEAR(out[at], normal(i) * scale(i) + shift, 4e-6 + off * (1 + fabs(normal(i) * scale(i) + shift)));
@@ -270,8 +273,13 @@ void test_layer_norm_of(int64_t rows, int64_t length, bool affine, bool bias, bo
 }
 
 void test_layer_norm(int64_t rows, int64_t length, bool affine, bool bias, bool root_mean_square = false) {
-    test_layer_norm_of<float>(rows, length, affine, bias, root_mean_square);
-    test_layer_norm_of<narrow>(rows, length, affine, bias, root_mean_square);
+    test_layer_norm_of<float>(rows, shape({length}), 0, affine, bias, root_mean_square);
+    test_layer_norm_of<narrow>(rows, shape({length}), 0, affine, bias, root_mean_square);
+}
+
+void test_group_norm(int64_t batch, gg_shape sample, int64_t groups, bool affine) {
+    test_layer_norm_of<float>(batch, sample, groups, affine, affine, false);
+    test_layer_norm_of<narrow>(batch, sample, groups, affine, affine, false);
 }
 
 /* ------------------------------------------------------------------------------------------ local response */
@@ -455,6 +463,11 @@ int main() {
     test_layer_norm(17, 64, true, true);
     test_layer_norm(150, 33, true, false);
     test_layer_norm(2, 1025, true, true);
+    test_group_norm(1, shape({1}), 1, true);
+    test_group_norm(40, shape({24}), 4, true);
+    test_group_norm(3, shape({6, 5, 3}), 6, false);
+    test_group_norm(17, shape({6, 7, 5}), 3, true);
+    test_group_norm(2, shape({4, 33, 31}), 1, true);
     test_layer_norm(3, 5, false, false, true);
     test_layer_norm(150, 33, true, false, true);
     test_layer_norm(2, 1025, true, false, true);

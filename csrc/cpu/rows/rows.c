@@ -1,4 +1,5 @@
-/* LAYER_NORM and SOFTMAX, in PLAIN if offered, otherwise in BATCH_LAST. */
+/* LAYER_NORM and SOFTMAX, in PLAIN if offered, otherwise in BATCH_LAST. Groups of images are PLAIN unless BATCH_LAST is
+ * offered, because a reorder to PLAIN pads no batch. */
 #include <math.h>
 #include <string.h>
 
@@ -33,6 +34,10 @@ static gg_status check_rows(const gg_op_desc *desc) {
     if (desc->axis < 0 || desc->axis >= desc->output.dims)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: axis %lld of a sample of %d axes", gg_op_kind_name(desc->kind),
                        (long long)desc->axis, desc->output.dims);
+    if (desc->kind == GG_OP_LAYER_NORM &&
+        (desc->groups < 0 || (desc->groups > 0 && desc->output.size[0] % desc->groups)))
+        return gg_fail(GG_ERROR_ARGUMENT, "layer_norm: groups is %lld; allowed: 0, and divisors of %lld channels",
+                       (long long)desc->groups, (long long)desc->output.size[0]);
     return GG_OK;
 }
 
@@ -41,7 +46,10 @@ static gg_status rows_create(gg_device *device, const gg_op_desc *desc, const gg
     *out = NULL;
     GG_TRY(check_rows(desc));
     GG_TRY(gg_native_op_create(desc, type, sizeof(rows_op), &head));
-    if (desc->offered[0].layout == GG_LAYOUT_PLAIN) head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
+    const gg_layout offered = desc->offered[0].layout;
+    const bool grouped = desc->kind == GG_OP_LAYER_NORM && desc->groups > 0;
+    if (offered == GG_LAYOUT_PLAIN || (grouped && offered != GG_LAYOUT_BATCH_LAST))
+        head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
     head->in_place = true;
     ((rows_op *)head)->device = device;
     *out = head;
@@ -76,10 +84,17 @@ static float *stats_at(const rows_op *op, const gg_op_args *args, int64_t unit) 
     return (float *)args->saved + unit * 2 * (op->side_by_side ? GG_LANES : 1);
 }
 
-static const float *layer_norm_parameter(const rows_op *op, const gg_op_args *args, int place) {
+/* The first weight of a unit's rows. */
+static int64_t first_weight(const rows_op *op, int64_t unit) {
+    const int64_t row = op->side_by_side ? unit / ((op->inner + GG_LANES - 1) / GG_LANES) : unit;
+    return row * op->rows.weights % op->rows.parameters;
+}
+
+/* A parameter from the unit's first weight on. */
+static const float *layer_norm_parameter(const rows_op *op, const gg_op_args *args, int place, int64_t unit) {
     const gg_op_desc *desc = &op->head.desc;
     const bool there = desc->affine && (place == GG_PARAMETER_WEIGHT || desc->bias);
-    return there ? args->parameter[place] : NULL;
+    return there ? args->parameter[place] + first_weight(op, unit) : NULL;
 }
 
 /* Mean and inverse deviation from a row's moments. With a root mean square the mean counts as 0. */
@@ -111,12 +126,12 @@ static void layer_norm_forward_part(void *context, int thread, int threads) {
     const rows_job *job = context;
     const rows_op *op = job->op;
     const gg_op_args *args = job->args;
-    const float *weight = layer_norm_parameter(op, args, GG_PARAMETER_WEIGHT);
-    const float *bias = layer_norm_parameter(op, args, GG_PARAMETER_BIAS);
     size_t begin, end, width;
     gg_parallel_split((size_t)op->units, 1, thread, threads, &begin, &end);
     for (int64_t unit = (int64_t)begin; unit < (int64_t)end; ++unit) {
         const size_t at = unit_at(op, unit, &width);
+        const float *weight = layer_norm_parameter(op, args, GG_PARAMETER_WEIGHT, unit);
+        const float *bias = layer_norm_parameter(op, args, GG_PARAMETER_BIAS, unit);
         const float *x = (const float *)args->input[0] + at;
         float *y = (float *)args->output + at, *stats = stats_at(op, args, unit);
         if (op->side_by_side) {
@@ -141,12 +156,12 @@ static gg_status layer_norm_forward(gg_op *head, const gg_op_args *args) {
 
 /* Sums of the two gradients of one thread: weight, then bias. */
 static double *sums_at(const rows_op *op, const gg_op_args *args, int thread) {
-    return (double *)args->scratch + (size_t)thread * 3 * (size_t)op->length;
+    return (double *)args->scratch + (size_t)thread * 3 * (size_t)op->rows.parameters;
 }
 
 /* After these sums: sums of a few rows. */
 static float *part_sums_at(const rows_op *op, const gg_op_args *args, int thread) {
-    return (float *)(sums_at(op, args, thread) + 2 * op->length);
+    return (float *)(sums_at(op, args, thread) + 2 * op->rows.parameters);
 }
 
 /* The part of the input's gradient that changes the row's mean: none with a root mean square. */
@@ -154,32 +169,36 @@ static float mean_error(const rows_op *op, double sum) {
     return op->rows.root_mean_square ? 0 : (float)(sum / (double)op->length);
 }
 
+/* sums: those of the thread, for all weights; NULL means none. */
 static void row_backward(const rows_op *op, const rows_job *job, int64_t unit, size_t at, float *sums) {
     const gg_op_args *args = job->args;
-    const float *weight = layer_norm_parameter(op, args, GG_PARAMETER_WEIGHT), *stats = stats_at(op, args, unit);
+    const float *weight = layer_norm_parameter(op, args, GG_PARAMETER_WEIGHT, unit), *stats = stats_at(op, args, unit);
     const float *x = (const float *)args->input[0] + at, *dy = (const float *)args->grad_output + at;
-    const size_t n = (size_t)op->length;
+    const int64_t first = first_weight(op, unit);
     double sum, product;
-    kernels_of(op)->row_sums(&op->rows, x, dy, stats[0], stats[1], weight, &sum, &product, sums,
-                             sums != NULL ? sums + n : NULL);
+    kernels_of(op)->row_sums(&op->rows, x, dy, stats[0], stats[1], weight, &sum, &product,
+                             sums != NULL ? sums + first : NULL,
+                             sums != NULL ? sums + op->rows.parameters + first : NULL);
     if (args->grad_input[0] == NULL) return;
     kernels_of(op)->row_gradient(&op->rows, x, dy, stats[0], stats[1], weight, mean_error(op, sum),
-                                 (float)(product / (double)n), (float *)args->grad_input[0] + at);
+                                 (float)(product / (double)op->length), (float *)args->grad_input[0] + at);
 }
 
 static void lanes_backward(const rows_op *op, const rows_job *job, int64_t unit, size_t at, double *sums) {
     const gg_op_args *args = job->args;
-    const float *weight = layer_norm_parameter(op, args, GG_PARAMETER_WEIGHT), *stats = stats_at(op, args, unit);
+    const float *weight = layer_norm_parameter(op, args, GG_PARAMETER_WEIGHT, unit), *stats = stats_at(op, args, unit);
     const float *x = (const float *)args->input[0] + at, *dy = (const float *)args->grad_output + at;
-    const size_t n = (size_t)op->length, step = (size_t)op->inner;
+    const int64_t first = first_weight(op, unit);
+    const size_t step = (size_t)op->inner;
     double sum[GG_LANES], product[GG_LANES];
     float mean_sum[GG_LANES], mean_product[GG_LANES];
-    kernels_of(op)->lanes_sums(&op->rows, step, x, dy, stats, stats + GG_LANES, weight, sum, product, sums,
-                               sums != NULL ? sums + n : NULL);
+    kernels_of(op)->lanes_sums(&op->rows, step, x, dy, stats, stats + GG_LANES, weight, sum, product,
+                               sums != NULL ? sums + first : NULL,
+                               sums != NULL ? sums + op->rows.parameters + first : NULL);
     if (args->grad_input[0] == NULL) return;
     for (int lane = 0; lane < GG_LANES; ++lane) {
         mean_sum[lane] = mean_error(op, sum[lane]);
-        mean_product[lane] = (float)(product[lane] / (double)n);
+        mean_product[lane] = (float)(product[lane] / (double)op->length);
     }
     kernels_of(op)->lanes_gradient(&op->rows, step, x, dy, stats, stats + GG_LANES, weight, mean_sum, mean_product,
                                    (float *)args->grad_input[0] + at);
@@ -190,7 +209,7 @@ static void layer_norm_backward_part(void *context, int thread, int threads) {
     const rows_op *op = job->op;
     double *sums = op->head.desc.affine ? sums_at(op, job->args, thread) : NULL;
     float *part = sums != NULL ? part_sums_at(op, job->args, thread) : NULL;
-    const size_t count = 2 * (size_t)op->length;
+    const size_t count = 2 * (size_t)op->rows.parameters;
     size_t begin, end, width;
     gg_parallel_split((size_t)op->units, op->side_by_side ? 1 : SUM_ROWS, thread, threads, &begin, &end);
     if (sums != NULL) memset(sums, 0, count * sizeof *sums);
@@ -210,7 +229,7 @@ static void layer_norm_backward_part(void *context, int thread, int threads) {
 static gg_status layer_norm_backward(gg_op *head, const gg_op_args *args) {
     const rows_op *op = (rows_op *)head;
     rows_job job = {op, args};
-    const size_t n = (size_t)op->length;
+    const size_t n = (size_t)op->rows.parameters;
     gg_parallel_run(op->threads, layer_norm_backward_part, &job);
     for (int place = 0; head->desc.affine && place < 1 + head->desc.bias; ++place)
         for (size_t i = 0; i < n; ++i) {
@@ -234,7 +253,8 @@ gg_status gg_native_layer_norm_create(gg_device *device, const gg_op_desc *desc,
     rows_place(op, op->rows.length, 1);
     head->backward_needs_input = 1;
     head->saved_bytes = (size_t)(op->units * 2 * (op->side_by_side ? GG_LANES : 1)) * sizeof(float);
-    if (desc->training && desc->affine) head->scratch_bytes = (size_t)(op->threads * 3 * op->length) * sizeof(double);
+    if (desc->training && desc->affine)
+        head->scratch_bytes = (size_t)(op->threads * 3 * op->rows.parameters) * sizeof(double);
     *out = head;
     return GG_OK;
 }

@@ -28,9 +28,19 @@ static inline void add_to_doubles(double *sum, lanes_f v) {
 
 /* ------------------------------------------------------------------------------------- layer normalisation */
 
+static void run_apply(size_t n, const float *x, float mean, float inverse, float weight, float bias, float *y) {
+    GG_INDEPENDENT
+    for (size_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * inverse * weight + bias;
+}
+
 static void row_apply(const gg_norm_rows *rows, const float *x, float mean, float inverse, const float *weight,
                       const float *bias, float *y) {
-    const size_t n = (size_t)rows->length;
+    const size_t n = (size_t)rows->length, inner = (size_t)rows->inner;
+    if (weight != NULL && inner > 1) {
+        for (size_t i = 0, at = 0; at < n; ++i, at += inner)
+            run_apply(inner, x + at, mean, inverse, weight[i], bias != NULL ? bias[i] : 0, y + at);
+        return;
+    }
     if (weight == NULL) {
         GG_INDEPENDENT
         for (size_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * inverse;
@@ -80,9 +90,9 @@ static void row_moments(size_t n, const float *x, double *mean, double *squares)
     *squares = square - rest * rest / (double)n;
 }
 
-static void row_sums(const gg_norm_rows *rows, const float *x, const float *dy, float mean, float inverse,
-                     const float *weight, double *sum, double *product, float *grad_weight, float *grad_bias) {
-    const size_t n = (size_t)rows->length;
+/* Of a run of n values, with a weight a value or without any. */
+static void run_sums(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
+                     double *sum, double *product, float *grad_weight, float *grad_bias) {
     const lanes_f center = lanes_set(mean), factor = lanes_set(inverse);
     *sum = *product = 0;
     for (size_t at = 0; at < n; at += ROW_PIECE) {
@@ -104,36 +114,68 @@ static void row_sums(const gg_norm_rows *rows, const float *x, const float *dy, 
     }
 }
 
-static void row_gradient(const gg_norm_rows *rows, const float *x, const float *dy, float mean, float inverse,
-                         const float *weight, float sum, float product, float *dx) {
-    const size_t n = (size_t)rows->length;
+static void row_sums(const gg_norm_rows *rows, const float *x, const float *dy, float mean, float inverse,
+                     const float *weight, double *sum, double *product, float *grad_weight, float *grad_bias) {
+    const size_t n = (size_t)rows->length, inner = (size_t)rows->inner;
+    if (weight == NULL || inner == 1) {
+        run_sums(n, x, dy, mean, inverse, weight, sum, product, grad_weight, grad_bias);
+        return;
+    }
+    *sum = *product = 0;
+    for (size_t i = 0, at = 0; at < n; ++i, at += inner) {
+        double s, p;
+        run_sums(inner, x + at, dy + at, mean, inverse, NULL, &s, &p, NULL, NULL);
+        *sum += (double)weight[i] * s;
+        *product += (double)weight[i] * p;
+        if (grad_weight == NULL) continue;
+        grad_weight[i] += (float)p;
+        grad_bias[i] += (float)s;
+    }
+}
+
+/* Of a run of n values. each: a weight a value; otherwise *weight is that of all. */
+GG_INLINE void run_gradient(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
+                            bool each, float sum, float product, float *dx) {
     const lanes_f center = lanes_set(mean), factor = lanes_set(inverse);
     const lanes_f all = lanes_set(sum), along = lanes_set(product);
     for (size_t i = 0; i < n; i += GG_LANES) {
         lanes_f g = lanes_of_row(dy, i, n);
         const lanes_f v = lanes_multiply(lanes_subtract(lanes_of_row(x, i, n), center), factor);
-        if (weight != NULL) g = lanes_multiply(g, lanes_of_row(weight, i, n));
+        if (weight != NULL) g = lanes_multiply(g, each ? lanes_of_row(weight, i, n) : lanes_set(*weight));
         g = lanes_subtract(lanes_subtract(g, all), lanes_multiply(v, along));
         lanes_to_row(dx, i, n, lanes_multiply(factor, g));
     }
 }
 
+static void row_gradient(const gg_norm_rows *rows, const float *x, const float *dy, float mean, float inverse,
+                         const float *weight, float sum, float product, float *dx) {
+    const size_t n = (size_t)rows->length, inner = (size_t)rows->inner;
+    if (weight == NULL || inner == 1) {
+        run_gradient(n, x, dy, mean, inverse, weight, true, sum, product, dx);
+        return;
+    }
+    for (size_t i = 0, at = 0; at < n; ++i, at += inner)
+        run_gradient(inner, x + at, dy + at, mean, inverse, weight + i, false, sum, product, dx + at);
+}
+
 static void lanes_apply(const gg_norm_rows *rows, size_t step, const float *x, const float *mean, const float *inverse,
                         const float *weight, const float *bias, float *y) {
-    const size_t n = (size_t)rows->length;
+    const size_t n = (size_t)rows->weights, inner = (size_t)rows->inner;
     const lanes_f center = lanes_load_any(mean), factor = lanes_load_any(inverse);
-    for (size_t i = 0; i < n; ++i, x += step, y += step) {
-        lanes_f v = lanes_multiply(lanes_subtract(lanes_load_any(x), center), factor);
-        if (weight != NULL) v = lanes_multiply(v, lanes_set(weight[i]));
-        if (bias != NULL) v = lanes_add(v, lanes_set(bias[i]));
-        lanes_store_any(y, v);
+    for (size_t i = 0; i < n; ++i) {
+        for (size_t k = 0; k < inner; ++k, x += step, y += step) {
+            lanes_f v = lanes_multiply(lanes_subtract(lanes_load_any(x), center), factor);
+            if (weight != NULL) v = lanes_multiply(v, lanes_set(weight[i]));
+            if (bias != NULL) v = lanes_add(v, lanes_set(bias[i]));
+            lanes_store_any(y, v);
+        }
     }
 }
 
-static void lanes_sums(const gg_norm_rows *rows, size_t step, const float *x, const float *dy, const float *mean,
-                       const float *inverse, const float *weight, double sum[GG_LANES], double product[GG_LANES],
-                       double *grad_weight, double *grad_bias) {
-    const size_t n = (size_t)rows->length;
+/* Of a run of n values, with a weight a value or without any. */
+static void run_lanes_sums(size_t n, size_t step, const float *x, const float *dy, const float *mean,
+                           const float *inverse, const float *weight, double sum[GG_LANES], double product[GG_LANES],
+                           double *grad_weight, double *grad_bias) {
     const lanes_f center = lanes_load_any(mean), factor = lanes_load_any(inverse);
     for (int i = 0; i < GG_LANES; ++i) sum[i] = product[i] = 0;
     for (size_t at = 0; at < n; at += LANE_PIECE) {
@@ -154,17 +196,41 @@ static void lanes_sums(const gg_norm_rows *rows, size_t step, const float *x, co
     }
 }
 
+static void lanes_sums(const gg_norm_rows *rows, size_t step, const float *x, const float *dy, const float *mean,
+                       const float *inverse, const float *weight, double sum[GG_LANES], double product[GG_LANES],
+                       double *grad_weight, double *grad_bias) {
+    const size_t n = (size_t)rows->weights, inner = (size_t)rows->inner;
+    if (weight == NULL || inner == 1) {
+        run_lanes_sums((size_t)rows->length, step, x, dy, mean, inverse, weight, sum, product, grad_weight, grad_bias);
+        return;
+    }
+    for (int lane = 0; lane < GG_LANES; ++lane) sum[lane] = product[lane] = 0;
+    for (size_t i = 0; i < n; ++i, x += inner * step, dy += inner * step) {
+        double s[GG_LANES], p[GG_LANES];
+        run_lanes_sums(inner, step, x, dy, mean, inverse, NULL, s, p, NULL, NULL);
+        for (int lane = 0; lane < GG_LANES; ++lane) {
+            sum[lane] += (double)weight[i] * s[lane];
+            product[lane] += (double)weight[i] * p[lane];
+            if (grad_weight == NULL) continue;
+            grad_weight[i] += p[lane];
+            grad_bias[i] += s[lane];
+        }
+    }
+}
+
 static void lanes_gradient(const gg_norm_rows *rows, size_t step, const float *x, const float *dy, const float *mean,
                            const float *inverse, const float *weight, const float *sum, const float *product,
                            float *dx) {
-    const size_t n = (size_t)rows->length;
+    const size_t n = (size_t)rows->weights, inner = (size_t)rows->inner;
     const lanes_f center = lanes_load_any(mean), factor = lanes_load_any(inverse);
     const lanes_f all = lanes_load_any(sum), along = lanes_load_any(product);
-    for (size_t i = 0; i < n; ++i, x += step, dy += step, dx += step) {
-        const lanes_f d = lanes_load_any(dy);
-        const lanes_f v = lanes_multiply(lanes_subtract(lanes_load_any(x), center), factor);
-        const lanes_f g = lanes_subtract(weight != NULL ? lanes_multiply(d, lanes_set(weight[i])) : d, all);
-        lanes_store_any(dx, lanes_multiply(factor, lanes_subtract(g, lanes_multiply(v, along))));
+    for (size_t i = 0; i < n; ++i) {
+        for (size_t k = 0; k < inner; ++k, x += step, dy += step, dx += step) {
+            const lanes_f d = lanes_load_any(dy);
+            const lanes_f v = lanes_multiply(lanes_subtract(lanes_load_any(x), center), factor);
+            const lanes_f g = lanes_subtract(weight != NULL ? lanes_multiply(d, lanes_set(weight[i])) : d, all);
+            lanes_store_any(dx, lanes_multiply(factor, lanes_subtract(g, lanes_multiply(v, along))));
+        }
     }
 }
 

@@ -236,6 +236,15 @@ void gg_cuda_batch_norm_backward(gg_cuda_stream stream, const gg_cuda_batch_norm
 
 /* ------------------------------------------------------------------------------------------ layer normalisation */
 
+/* The weight of value i of a row, counted from the row's first. */
+static __device__ inline int64_t weight_of(const gg_norm_rows &rows, int64_t i) {
+    return rows.inner == 1 ? i : (int64_t)((uint32_t)i / (uint32_t)rows.inner); /* samples have at most 2^31 values */
+}
+
+static __device__ inline int64_t first_weight(const gg_norm_rows &rows, int64_t row) {
+    return rows.weights == rows.parameters ? 0 : row * rows.weights % rows.parameters;
+}
+
 /* Saves mean and inverse deviation of each row. A warp or a block computes a row. */
 template <class T, int GROUP> static __global__ void layer_forward(gg_cuda_layer_norm_args a) {
     const int place = group_place<GROUP>();
@@ -243,6 +252,7 @@ template <class T, int GROUP> static __global__ void layer_forward(gg_cuda_layer
     for (int64_t row = group_first<GROUP>(); row < rows; row += group_step<GROUP>()) {
         const T *x = (const T *)a.input + row * length;
         T *y = (T *)a.output + row * length;
+        const int64_t first = first_weight(a.rows, row);
         double sum = 0, squares = 0;
         for (int64_t i = place; i < length; i += GROUP) sum += (double)gg_load(x + i);
         const double all = group_sum<GROUP>(sum), center = a.rows.root_mean_square ? 0 : all / (double)length;
@@ -258,8 +268,8 @@ template <class T, int GROUP> static __global__ void layer_forward(gg_cuda_layer
         }
         for (int64_t i = place; i < length; i += GROUP) {
             float v = (gg_load(x + i) - mean) * inverse;
-            if (a.weight != NULL) v *= a.weight[i];
-            if (a.bias != NULL) v += a.bias[i];
+            if (a.weight != NULL) v *= a.weight[first + weight_of(a.rows, i)];
+            if (a.bias != NULL) v += a.bias[first + weight_of(a.rows, i)];
             gg_store(y + i, v);
         }
     }
@@ -272,9 +282,10 @@ template <class T, int GROUP> static __global__ void layer_backward(gg_cuda_laye
         const T *x = (const T *)a.input + row * length, *dy = (const T *)a.grad_output + row * length;
         const float mean = a.saved[2 * row], inverse = a.saved[2 * row + 1];
         T *dx = (T *)a.grad_input + row * length;
+        const int64_t first = first_weight(a.rows, row);
         double sums = 0, products = 0;
         for (int64_t i = place; i < length; i += GROUP) {
-            const float g = gg_load(dy + i) * (a.weight != NULL ? a.weight[i] : 1.0f);
+            const float g = gg_load(dy + i) * (a.weight != NULL ? a.weight[first + weight_of(a.rows, i)] : 1.0f);
             sums += (double)g;
             products += (double)g * (double)((gg_load(x + i) - mean) * inverse);
         }
@@ -282,28 +293,37 @@ template <class T, int GROUP> static __global__ void layer_backward(gg_cuda_laye
         const float sum = a.rows.root_mean_square ? 0.0f : (float)(all / (double)length);
         const float product = (float)(group_sum<GROUP>(products) / (double)length);
         for (int64_t i = place; i < length; i += GROUP) {
-            const float g = gg_load(dy + i) * (a.weight != NULL ? a.weight[i] : 1.0f);
+            const float g = gg_load(dy + i) * (a.weight != NULL ? a.weight[first + weight_of(a.rows, i)] : 1.0f);
             gg_store(dx + i, inverse * (g - sum - (gg_load(x + i) - mean) * inverse * product));
         }
     }
 }
 
-/* Gradients of weight and bias: sums over the rows. */
+/* Gradients of weight and bias: sums over `batch` parts, each with all weights in `rows` rows, and over the values that
+ * share a weight. */
 template <class T> struct layer_sum {
     const T *x, *dy;
     const float *saved;
-    struct local {};
-    __device__ local begin(int64_t) const { return {}; }
-    template <int V> __device__ void add(const local *, int64_t row, int64_t index, gg_pair *sum) const {
+    int64_t rows, weights; /* of a part; of a row */
+    struct local {
+        int64_t row;
+    };
+    __device__ local begin(int64_t weight) const { return {weight / weights}; }
+    template <int V> __device__ void add(const local *l, int64_t part, int64_t index, gg_pair *sum) const {
         const gg_pack<V> v = gg_load_pack<V>(x + index), d = gg_load_pack<V>(dy + index);
-        const float mean = saved[2 * row], inverse = saved[2 * row + 1];
 #pragma unroll
         for (int k = 0; k < V; ++k) {
-            sum[k].first += (double)(d.at[k] * ((v.at[k] - mean) * inverse));
+            const float *stats = saved + 2 * (part * rows + l[k].row);
+            sum[k].first += (double)(d.at[k] * ((v.at[k] - stats[0]) * stats[1]));
             sum[k].second += (double)d.at[k];
         }
     }
 };
+
+/* Number of the parts that layer_sum sums. */
+static inline int64_t layer_parts(int64_t batch, const gg_norm_rows *rows) {
+    return batch * rows->count * rows->weights / rows->parameters;
+}
 
 static __global__ void layer_parameters(const gg_pair *partial, int64_t pieces, int64_t length, float *weight,
                                         float *bias) {
@@ -320,7 +340,7 @@ size_t gg_cuda_layer_norm_saved(int64_t batch, const gg_norm_rows *rows) {
 }
 
 size_t gg_cuda_layer_norm_scratch(int64_t batch, const gg_norm_rows *rows) {
-    return partial_bytes(batch * rows->count, rows->length, 1);
+    return partial_bytes(layer_parts(batch, rows), rows->parameters, rows->inner);
 }
 
 /* Max values of a row that one warp computes. */
@@ -339,11 +359,14 @@ template <class T> static void layer_backward_of(gg_cuda_stream stream, const gg
     const int64_t rows = args->batch * args->rows.count, length = args->rows.length;
     gg_pair *partial = (gg_pair *)args->scratch;
     if (args->grad_weight != NULL) {
-        const layer_sum<T> term = {(const T *)args->input, (const T *)args->grad_output, args->saved};
+        const gg_norm_rows *r = &args->rows;
+        const int64_t parts = layer_parts(args->batch, r), pieces = pieces_of(parts, r->parameters, r->inner);
+        const layer_sum<T> term = {(const T *)args->input, (const T *)args->grad_output, args->saved,
+                                   r->parameters / r->weights, r->weights};
         const bool wide = gg_is_aligned(args->input, 16) && gg_is_aligned(args->grad_output, 16);
-        sum_channels(stream, term, rows, length, 1, wide, partial);
-        GG_LAUNCH(layer_parameters, blocks_of_channels(length), block, 0, stream, partial, pieces_of(rows, length, 1),
-                  length, args->grad_weight, args->grad_bias);
+        sum_channels(stream, term, parts, r->parameters, r->inner, wide, partial);
+        GG_LAUNCH(layer_parameters, blocks_of_channels(r->parameters), block, 0, stream, partial, pieces, r->parameters,
+                  args->grad_weight, args->grad_bias);
     }
     if (args->grad_input == NULL) return;
     if (length <= SHORT_ROW) GG_LAUNCH((layer_backward<T, WARP>), blocks_of_channels(rows), block, 0, stream, *args);

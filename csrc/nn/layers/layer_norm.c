@@ -1,4 +1,5 @@
-/* Layer normalisation over the last axes, with or without the mean, and softmax along one, in PyTorch's forms. */
+/* Normalisation of each sample over its last axes, with or without the mean, or over groups of channels, and softmax
+ * along an axis, in PyTorch's forms. */
 #include <math.h>
 #include <string.h>
 
@@ -7,6 +8,11 @@
 /* The first of the axes that are normalised: the last, or as many as the shape that is given. */
 static int first_axis(const gg_layer_desc *desc, const gg_shape *input) {
     return input->dims - (desc->shape.dims > 0 ? desc->shape.dims : 1);
+}
+
+static gg_status check_epsilon(const gg_layer_desc *desc) {
+    if (desc->epsilon >= 0 && isfinite(desc->epsilon)) return GG_OK;
+    return gg_fail(GG_ERROR_ARGUMENT, "eps must be at least 0, got %g", desc->epsilon);
 }
 
 static gg_status layer_norm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
@@ -19,17 +25,30 @@ static gg_status layer_norm_infer(const gg_layer_desc *desc, int inputs, const g
     if (!fits)
         return gg_fail(GG_ERROR_SHAPE, "normalized_shape is %s, which are not the last axes of %s from '%s'",
                        gg_shape_text(&desc->shape, wanted), gg_shape_text(shape, text), input[0]->desc.name);
-    if (!(desc->epsilon >= 0) || !isfinite(desc->epsilon))
-        return gg_fail(GG_ERROR_ARGUMENT, "eps must be at least 0, got %g", desc->epsilon);
+    GG_TRY(check_epsilon(desc));
+    *out = *shape;
+    return GG_OK;
+}
+
+static gg_status group_norm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+    char text[GG_SHAPE_TEXT];
+    const gg_shape *shape = &input[0]->shape;
+    (void)inputs;
+    if (desc->groups < 1 || shape->size[0] % desc->groups != 0)
+        return gg_fail(GG_ERROR_ARGUMENT, "groups is %lld; allowed: divisors of %lld, the channels of %s from '%s'",
+                       (long long)desc->groups, (long long)shape->size[0], gg_shape_text(shape, text),
+                       input[0]->desc.name);
+    GG_TRY(check_epsilon(desc));
     *out = *shape;
     return GG_OK;
 }
 
 static int layer_norm_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
     const gg_layer_desc *desc = &node->desc;
-    const int first = first_axis(desc, input);
+    const bool grouped = desc->kind == GG_LAYER_GROUP_NORM;
+    const int first = grouped ? 0 : first_axis(desc, input), end = grouped ? 1 : input->dims;
     gg_tensor_desc made = {.name = ".weight", .role = GG_ROLE_SCALE, .init = {GG_INIT_CONSTANT, 1}};
-    for (int i = first; i < input->dims; i++) made.shape.size[made.shape.dims++] = input->size[i];
+    for (int i = first; i < end; i++) made.shape.size[made.shape.dims++] = input->size[i];
     made.fan_in = made.fan_out = gg_shape_count(&made.shape);
     if (!desc->affine) return 0;
     if (out != NULL) out[GG_PARAMETER_WEIGHT] = made;
@@ -42,7 +61,8 @@ static int layer_norm_parameters(const gg_node *node, const gg_shape *input, gg_
 }
 
 static void layer_norm_describe(const gg_layer_desc *desc, gg_op_desc *out) {
-    out->axis = first_axis(desc, &out->input[0]);
+    if (desc->kind == GG_LAYER_GROUP_NORM) out->groups = desc->groups;
+    else out->axis = first_axis(desc, &out->input[0]);
     out->epsilon = desc->epsilon;
     out->affine = desc->affine;
     out->bias = desc->bias;
@@ -65,6 +85,16 @@ const gg_layer_type gg_layer_rms_norm = {
     .most_inputs = 1,
     .op = GG_OP_LAYER_NORM,
     .infer = layer_norm_infer,
+    .parameters = layer_norm_parameters,
+    .describe = layer_norm_describe,
+};
+
+const gg_layer_type gg_layer_group_norm = {
+    .name = "group_norm",
+    .least_inputs = 1,
+    .most_inputs = 1,
+    .op = GG_OP_LAYER_NORM,
+    .infer = group_norm_infer,
     .parameters = layer_norm_parameters,
     .describe = layer_norm_describe,
 };

@@ -475,8 +475,7 @@ PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     gg_isa isa;
     gg_test_devices d = {NULL, NULL};
     op_run run = {
-        .desc = {.groups = 1,
-                 .training = true,
+        .desc = {.training = true,
                  .input_grad = true,
                  .window = {.kernel = {1, 1}, .stride = {1, 1}, .dilation = {1, 1}, .count_include_pad = true}}};
     op_arrays arrays = {.output = NULL};
@@ -498,6 +497,7 @@ PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
         return PyErr_Format(PyExc_ValueError, "parameters: must be a list of at most %d arrays", MOST_PARAMETERS);
 
     desc->kind = (gg_op_kind)kind_number;
+    desc->groups = desc->kind == GG_OP_CONV2D ? 1 : 0;
     desc->inputs = (int)PyList_GET_SIZE(inputs);
     run.parameters = (int)PyList_GET_SIZE(parameters);
     if (read_options(options, &run) < 0 || gg_py_shape(output_shape, "output_shape", &desc->output) < 0) return NULL;
