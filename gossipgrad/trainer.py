@@ -205,7 +205,7 @@ class Trainer(Replicas):
         sets = call.validation_core, call.validate_replicas
         loop.Loop(self, call.callbacks, call.batch_size, *sets, measure, interrupts, shrinking).run(call.final_mix)
         self.history.weights_sha256 = self.weights_sha256()
-        self.history.time_by_rank = self.time_by_rank()
+        self.history.time_by_rank = self._time_by_rank()
         with self.agreed("end of fit") as one:
             one.number = int(interrupts.came)
         if any(one.numbers):

@@ -640,7 +640,7 @@ class Replicas:
             for key, seconds in zip(PARTS_OF_TIME, (one["clock_seconds"] - sum(waited), *waited), strict=True):
                 total[key] += seconds
 
-    def time_by_rank(self) -> list[Record]:
+    def _time_by_rank(self) -> list[Record]:
         """The history's time_by_rank. Collective."""
         return [one for part in self.gather(json.dumps(self._seconds).encode()) for one in json.loads(part)]
 
