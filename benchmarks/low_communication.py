@@ -22,13 +22,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import records
 from records import Record
 
 import gossipgrad as gg
+from gossipgrad import drawing
 
 Pair = tuple[gg.Dataset, gg.Dataset]
 
@@ -165,62 +165,68 @@ def reached(run: Record, target: float) -> float | None:
     return None
 
 
-def table(name: str, runs: dict[str, Record], steps: dict[str, dict[str, float]], target: float) -> None:
+Times = dict[str, list[float | None]]
+
+
+def times(runs: dict[str, Record], steps: dict[str, dict[str, float]], target: float) -> Times:
+    """By way, the virtual seconds to the target over each network; None: not reached."""
+    found: Times = {}
+    for way, run in runs.items():
+        at = None if "failure" in run else reached(run, target)
+        found[way] = [None if at is None else at * of[way] for of in steps.values()]
+    return found
+
+
+def table(name: str, runs: dict[str, Record], seconds: Times, target: float) -> None:
     print(f"\n{name}: validation loss; virtual seconds until it is {target:.4g}")
-    head = ["", "kB a rank and step", "loss", "distance", *steps]
+    head = ["", "kB a rank and step", "loss", "distance", *NETWORKS]
     rows = []
     for way, run in runs.items():
+        shown = ["-" if one is None else f"{one:,.1f}" for one in seconds[way]]
         if "failure" in run:
-            rows.append([way, "-", "diverged", *["-"] * (1 + len(steps))])
-            continue
-        at = reached(run, target)
-        times = ["-" if at is None else f"{at * of[way]:,.1f}" for of in steps.values()]
-        rows.append([way, f"{run['bytes'] / 1e3:,.2f}", f"{run['losses'][-1]:.4f}", f"{run['distance']:.2g}", *times])
+            rows.append([way, "-", "diverged", "-", *shown])
+        else:
+            rows.append(
+                [way, f"{run['bytes'] / 1e3:,.2f}", f"{run['losses'][-1]:.4f}", f"{run['distance']:.2g}", *shown]
+            )
     records.table(head, rows)
 
 
-def style(way: str) -> Record:
-    i = list(WAYS).index(way)
-    return {"color": f"C{i % 10}", "marker": "osD^vP*X<>hdp8H1"[i], "label": way, "linestyle": "-" if i < 10 else ":"}
-
-
-def logarithmic(axes: Any, name: str) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(name)
-
-
-def plot(path: str, found: dict[str, tuple[dict[str, Record], dict[str, dict[str, float]]]]) -> None:
-    """A row a task: bytes against the final loss, and the loss over time on the slower networks."""
-    from matplotlib.figure import Figure
-
-    slow = list(NETWORKS)[1:]
-    drawn = Figure(figsize=(5 * (1 + len(slow)) + 3, 4.2 * len(found)), layout="constrained")
-    axes = drawn.subplots(len(found), 1 + len(slow), squeeze=False)
-    for row, (name, (runs, steps)) in zip(axes, found.items(), strict=True):
-        good = {way: run for way, run in runs.items() if "failure" not in run}
-        lowest = min(min(run["losses"]) for run in good.values())
-        for way, run in good.items():
-            row[0].plot(run["bytes"] / 1e3, run["losses"][-1], **{**style(way), "linestyle": ""})
-            for one, network in zip(row[1:], slow, strict=True):
-                seconds = [step * steps[network][way] for step in run["steps"]]
-                one.plot(seconds, run["losses"], markersize=4, **style(way))
-        logarithmic(row[0], "kB that a rank sends in a step")
-        row[0].set_ylabel("final validation loss")
-        row[0].set_title(name)
-        for one, network in zip(row[1:], slow, strict=True):
-            logarithmic(one, "virtual seconds")
-            one.set_ylabel("validation loss")
-            one.set_ylim(0.98 * lowest, 1.45 * lowest)
-            one.set_title(f"{name}, {network}")
-        for one in row:
-            one.grid(alpha=0.3)
-    drawn.legend(*axes[0][-1].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    drawn.savefig(path, dpi=80)
+def plot(path: str, found: dict[str, tuple[dict[str, Record], Times, float]], title: str) -> None:
+    """A row of panels a task, a line a way: bytes, the final loss, the seconds to the target over each network."""
+    lines = sum(len(runs) for runs, _, _ in found.values())
+    drawn, axes = drawing.panels(9.2, 1.1 * len(found) + 0.2 * lines, 3, len(found))
+    for i, (name, (runs, seconds, target)) in enumerate(found.items()):
+        sent, final, reach = axes[3 * i : 3 * i + 3]
+        good = [way for way in runs if "failure" not in runs[way]]
+        sent.plot([runs[way]["bytes"] / 1e3 for way in good], good, "o", color=drawing.colour(0))
+        final.plot([runs[way]["losses"][-1] for way in good], good, "o", color=drawing.colour(0))
+        for turn, network in enumerate(NETWORKS):
+            points = [(seconds[way][turn], way) for way in good if seconds[way][turn] is not None]
+            look = {
+                "marker": "os^"[turn],
+                "color": drawing.colour(turn),
+                "ls": "",
+                "label": network,
+                "zorder": 4 - turn,
+            }
+            reach.plot(*zip(*points, strict=True), **look, ms=5 + 2 * turn, mfc="none" if turn else None)
+        words = (
+            "kB a rank and step",
+            "final validation loss",
+            f"virtual seconds to a loss of {target:.3g}",
+        )
+        for one, what in zip((sent, final, reach), words, strict=True):
+            one.set_yticks(range(len(good)), good if one is sent else [""] * len(good))
+            one.set_ylim(len(good) - 0.5, -0.5)
+            one.tick_params(axis="y", length=0)
+            one.set_xlabel(what)
+            drawing.grid(one)
+        drawing.log(sent.xaxis)
+        drawing.log(reach.xaxis)
+        drawing.note(sent, name)
+        drawing.legend(reach)
+    drawing.finish(drawn, path, title)
 
 
 def main() -> None:
@@ -252,10 +258,11 @@ def main() -> None:
                 )["step"]
         finished = [run for run in runs.values() if "failure" not in run]
         reference = runs["allreduce"] if runs.get("allreduce") in finished else finished[0]
-        table(name, runs, steps, arguments.target or 1.2 * reference["losses"][-1])
-        found[name] = (runs, steps)
+        target = arguments.target or 1.2 * reference["losses"][-1]
+        found[name] = (runs, times(runs, steps, target), target)
+        table(name, *found[name])
     if arguments.plot:
-        plot(arguments.plot, found)
+        plot(arguments.plot, found, f"{arguments.ranks} virtual ranks; period {arguments.period}; seed 0")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,21 @@ def cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def quantity(value: float, unit: str) -> str:
+    """A positive value in few characters: 1.25e9 bit/s as "1.25 Gbit/s"."""
+    for power, prefix in ((9, "G"), (6, "M"), (3, "k"), (0, ""), (-3, "m"), (-6, "µ")):
+        if value >= 0.9995 * 10.0**power:
+            return f"{value / 10.0**power:.3g} {prefix}{unit}"
+    return f"{value / 1e-9:.3g} n{unit}"
+
+
+def links(latency: float | None, bandwidth: float | None) -> str:
+    """A network's latency in seconds, and bandwidth in bytes a second, in words; None and 0: no limit."""
+    parts = [quantity(8 * bandwidth, "bit/s")] if bandwidth else []
+    parts += [quantity(latency, "s")] if latency else []
+    return f"links of {' and '.join(parts)}" if parts else "messages take no time"
+
+
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table as HTML: numbers on the right, all else on the left."""
 

@@ -14,7 +14,7 @@ import gossipgrad as gg
 from gossipgrad import cli, compare
 from gossipgrad.compare import processes
 
-FEW = {"model": "mlp", "dataset": "synthetic", "samples": 900, "points": 3, "global_batch": 24}
+FEW = {"model": "mlp", "dataset": "synthetic", "samples": 900, "points": 3, "global_batch": 24, "seeds": 1}
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare") / "made"
     words = "compare --strategies allreduce,no-exchange:lr=1e30 --virtual-ranks 1,3 --model mlp --dataset synthetic"
     words += " --samples 900 --points 3 --global-batch 24 --lr 0.05 --compute-time 0.5 --latency 0.25 --bandwidth 0"
-    words += " --jobs 2 --quiet"
+    words += " --jobs 2 --quiet --seeds 1"
     return cli.main([*words.split(), "--report-dir", str(folder)]), folder
 
 
@@ -84,7 +84,10 @@ def test_the_same_again():
 
 
 def test_all_are_those_there_are():
-    assert [one.label for one in compare.entries("all")] == list(gg.strategies.BY_NAME)
+    names = [one.strategy.name for one in compare.entries("all")]
+    assert sorted(names) == sorted(gg.strategies.BY_NAME) and names[:5] == [
+        one.partition(":")[0] for one in compare.MAIN
+    ]
     late, plain = compare.entries("gossipgrad:staleness=1:rotate=false:lr=0.5,allreduce")
     assert late.strategy == gg.GossipGraD(staleness=1, rotate=False) and late.rates == (0.5,)
     assert plain == compare.Entry("allreduce", gg.AllReduce())
@@ -142,7 +145,8 @@ def test_as_many_at_a_time_as_this_process_may_use_cores(tmp_path, monkeypatch):
 
         def result(self):
             under_way.remove(self)
-            return {"strategy": self.entry.label, "ranks": self.p, "lr": 0.1, "points": [], "failure": "none"}
+            about = {"strategy": self.entry.label, "ranks": self.p, "seed": 0, "lr": 0.1}
+            return {**about, "points": [], "failure": "none"}
 
     monkeypatch.setattr(processes, "Process", Fake)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
@@ -184,6 +188,7 @@ def test_two_comparisons_in_one_folder(tmp_path, capsys):
 
 
 TINY = "compare --dataset synthetic --model mlp --virtual-ranks 2 --samples 40 --points 1 --global-batch 4 --lr 0.03"
+TINY += " --seeds 1"
 
 
 @pytest.fixture
@@ -238,7 +243,7 @@ def test_a_used_folder_is_refused(nothing_trained, tmp_path, capsys):
 def test_what_failed_is_tried_again(tmp_path, capsys, monkeypatch):
     """By --resume, and nothing else is."""
     words = "compare --strategies no-exchange --virtual-ranks 1,2 --model mlp --dataset synthetic --jobs 1 --lr 0.03"
-    words += f" --samples 40 --points 1 --global-batch 4 --report-dir {tmp_path / 'made'}"
+    words += f" --samples 40 --points 1 --global-batch 4 --seeds 1 --report-dir {tmp_path / 'made'}"
     train, tried = compare.Process.result, []
 
     def result(self):
@@ -246,7 +251,8 @@ def test_what_failed_is_tried_again(tmp_path, capsys, monkeypatch):
         done = train(self)
         if self.p == 2 and len(tried) < 3:  # as if the process had been killed: no file
             os.remove(self.path)
-            return {"strategy": self.entry.label, "ranks": 2, "lr": self.lr, "points": [], "failure": "killed"}
+            about = {"strategy": self.entry.label, "ranks": 2, "seed": 0, "lr": self.lr}
+            return {**about, "points": [], "failure": "killed"}
         return done
 
     monkeypatch.setattr(compare.Process, "result", result)
@@ -266,7 +272,7 @@ def test_a_table_is_compared_on(tmp_path, capsys):
     lines = [f"{i % 7},{i % 5},{'good' if i % 3 else 'bad'}" for i in range(90)]
     table.write_text("a,b,kind\n" + "\n".join(lines) + "\n")
     words = f"compare --strategies no-exchange --virtual-ranks 1 --model speech_dnn --dataset csv --data {table}"
-    words += f" --samples 40 --points 1 --global-batch 8 --jobs 1 --lr 0.03 --report-dir {tmp_path / 'made'}"
+    words += f" --samples 40 --points 1 --global-batch 8 --jobs 1 --lr 0.03 --seeds 1 --report-dir {tmp_path / 'made'}"
     assert cli.main([*words.split(), "--label", "kind", "--no-standardize", "--test", "0.2"]) == 0
     made = json.loads((tmp_path / "made" / "compare.json").read_text())
     assert made["settings"]["data_options"] == {"label": "kind", "standardize": False, "test": 0.2}
@@ -307,6 +313,7 @@ def test_the_default_cluster_and_rates(tmp_path):
         return found
 
     usual = rates("--strategies", "all", "--virtual-ranks", "4,16")
+    assert len(usual) == 2 * len(gg.strategies.BY_NAME)
     for (label, p), found in usual.items():
         share = p if label == "parameter-server" else 1
         assert found == pytest.approx([0.01 / share, 0.03 / share], rel=1e-2), label
@@ -326,7 +333,7 @@ def test_the_default_cluster_and_rates(tmp_path):
 def test_the_sum_of_sixteen_ranks_updates_does_not_diverge():
     """The rate that suits one rank does, where a server adds up what all ranks send."""
     plan = compare.Comparison(
-        entries=compare.entries("parameter-server"), ranks=(16,), samples=2048, points=2, lr_grid="auto"
+        entries=compare.entries("parameter-server"), ranks=(16,), samples=2048, points=2, lr_grid="auto", seeds=1
     )
     entry = plan.entries[0]
     found = [compare.train(plan, one, 16) for one in [*plan.variants(entry, 16), compare.Entry("x", entry.strategy)]]
@@ -358,6 +365,7 @@ def test_a_damaged_result_is_named_and_trained_again(tmp_path):
         (("points", 0, "steps"), "1"),
         (("points", 0, "accuracy"), []),
         (("ranks",), None),
+        (("seed",), "0"),
         (("report",), "x"),
         (("failure",), {}),
         (("strategy",), 7),
@@ -368,7 +376,7 @@ def test_what_is_no_result_is_trained_again(tmp_path, place, value):
     from gossipgrad.compare import processes
 
     keys = [key for key in processes.POINT]
-    result = {"strategy": "x", "ranks": 2, "batch_size": 8, "lr": 0.1, "seconds": 1.0, "report": {}}
+    result = {"strategy": "x", "ranks": 2, "seed": 0, "batch_size": 8, "lr": 0.1, "seconds": 1.0, "report": {}}
     result["points"] = [dict.fromkeys(keys, 1.0)]
     path = tmp_path / "r.json"
     path.write_text(json.dumps(result))
@@ -452,7 +460,7 @@ def test_lines_on_each_other_are_all_to_be_seen():
     axes = gg.plots.comparison_curves([*runs, made_run("gossipgrad", [2.0, 0.5])]).axes[0]
     wide, narrow = (drawn(axes, run["strategy"]) for run in runs)
     assert wide.get_linewidth() > narrow.get_linewidth() and wide.get_zorder() < narrow.get_zorder()
-    assert [text.get_text() for text in axes.texts] == ["allreduce = layerwise-allreduce"]
+    assert {text.get_text() for text in axes.texts} == {"allreduce", "layerwise-allreduce", "gossipgrad"}
 
 
 def test_what_diverges_flattens_nothing_and_is_marked():
@@ -475,10 +483,97 @@ def test_what_diverges_flattens_nothing_and_is_marked():
         assert len([one for one in axes.lines if one.get_marker() == "X"]) == crosses
 
 
+@pytest.mark.parametrize("strategies", [None, "all"])
+def test_every_strategy_exchanges_several_times(strategies):
+    """DiLoCo and NoLoCo made one outer step in 80 steps of the default."""
+    from gossipgrad.cli.compare import plan_of
+
+    words = ["compare", "--report-dir", "x", *(["--strategies", strategies] if strategies else [])]
+    plan = plan_of(cli.parser().parse_args(words))
+    assert plan.seeds == 3 and not plan.few_periods(10_000)
+    assert strategies or [one.label for one in plan.entries] == list(compare.MAIN)
+    for entry in plan.entries:
+        period, steps = getattr(entry.strategy, "period", 1), plan.steps(10_000, entry, 8)
+        assert period == "log2" or steps // period >= 8
+    usual = dataclasses.replace(plan, entries=compare.entries("diloco,allreduce,noloco:period=26"))
+    assert usual.few_periods(10_000) == [
+        "diloco: 80 steps of a rank are less than 3 periods of 50; diloco:period=N shortens it, --samples N trains "
+        "longer"
+    ]
+
+
+def test_a_title_says_how_it_was_made():
+    straggler = gg.Straggler(0.1, 0.3)
+    plan = compare.Comparison(
+        entries=compare.entries("allreduce,parameter-server"), ranks=(2, 4), lr_grid="auto", straggler=straggler
+    )
+    assert plan.title() == (
+        "lenet on mnist-10k; 10,000 samples; 128 a step\nlinks of 10 Gbit/s and 50 µs; 10 % of steps 300 ms late; "
+        "best of 6 rates from 0.0025 to 0.03; seeds 0 to 2 (bands: least to most)"
+    )
+    alone = dataclasses.replace(plan, lr_grid=(), seeds=1, seed=4, network=None, straggler=None)
+    alone = dataclasses.replace(alone, global_batch=None, batch_size=8)
+    assert alone.title().startswith("lenet on mnist-10k; 10,000 samples; 8 of a rank a step\n")
+    assert alone.title().endswith("messages take no time; rate 0.03; seed 4")
+
+
+def seed_result(seed, losses, lr=0.1, failure=None):
+    point = dict.fromkeys(processes.POINT, 2)
+    points = [{**point, "loss": loss, "samples": 10 * (i + 1)} for i, loss in enumerate(losses)]
+    about = {"strategy": "x", "ranks": 2, "seed": seed, "batch_size": 8, "lr": lr, "seconds": 1.5, "points": points}
+    return about | ({"report": {}} if failure is None else {"failure": failure})
+
+
+def test_seeds_are_one_result_with_means():
+    swept = [seed_result(s, [4.0, 2.0 + s], lr) for lr in (0.1, 0.3) for s in (2, 0, 1)]
+    swept[4] = seed_result(0, [4.0, 0.0], 0.3)  # in the mean, 0.3 has the lower loss
+    best = processes._best(swept)
+    assert best["lr"] == 0.3 and [one["loss"] for one in best["tried"]] == [3.0, pytest.approx(7 / 3)]
+    assert [one["seed"] for one in best["by_seed"]] == [0, 1, 2] and best["seed"] == 0 and best["seconds"] == 4.5
+    assert [point["loss"] for point in best["points"]] == [4.0, pytest.approx(7 / 3)]
+    assert [point["samples"] for point in best["points"]] == [10, 20] and compare.complete([best])
+    line = compare.row(best, 3.5)
+    assert (line["seeds"], line["loss_min"], line["loss_max"]) == (3, 0.0, 4.0)
+    assert line["virtual_seconds_to_target"] is None, "a seed did not reach it"
+    assert "2.3333 ±2.0000" in compare.table([line], 3.5)
+    single = compare.row(seed_result(0, [4.0, 2.0]), 3.0)
+    assert single["seeds"] == 1 and "±" not in compare.table([single], 3.0)
+    assert single["loss_min"] == single["loss"] == single["loss_max"] == 2.0
+
+
+def test_a_seed_that_fails_is_named():
+    lost = seed_result(1, [9.0], failure="diverged after 10 to 20 samples: x")
+    killed = {**seed_result(2, []), "failure": "killed"}
+    found = processes._best([seed_result(0, [4.0, 2.0]), lost])
+    assert found["failure"] == "diverged after 10 to 20 samples: x (seed 1)" and "report" not in found
+    assert [point["loss"] for point in found["points"]] == [6.5] and compare.complete([found])
+    both = processes._best([seed_result(0, [4.0, 2.0]), lost, killed])
+    assert both["failure"] == "killed (seed 2)" and not both["points"] and not compare.complete([both])
+
+
+def test_seeds_are_trained_and_stored_one_by_one(tmp_path):
+    plan = compare.Comparison(entries=compare.entries("no-exchange"), ranks=(1,), **{**FEW, "seeds": 2, "seed": 5})
+    lines = []
+    (result,) = compare.run(plan, tmp_path / "finished", jobs=2, said=lines.append)
+    assert len(lines) == 2 and len(list((tmp_path / "finished").iterdir())) == 2
+    assert {line.split(": ")[1].split(", ")[-1] for line in lines} == {"seed 5", "seed 6"}
+    alone = [compare.train(one, plan.entries[0], 1) for one in plan.of_each_seed()]
+    assert [one["points"] for one in result["by_seed"]] == [one["points"] for one in alone]
+    assert alone[0]["points"] != alone[1]["points"]
+    assert result["report"]["weights_sha256"] == alone[0]["report"]["weights_sha256"]
+    compare.write(plan, [result], tmp_path / "made")
+    points = list(csv.DictReader((tmp_path / "made" / "points.csv").open()))
+    assert [(one["seed"], float(one["loss"])) for one in points] == [
+        (str(one["seed"]), point["loss"]) for one in alone for point in one["points"]
+    ]
+    with pytest.raises(ValueError, match="seed=18446744073709551615"):
+        dataclasses.replace(plan, seed=2**64 - 1)
+
+
 def test_distances_have_a_scale_with_zero():
     pytest.importorskip("matplotlib")
     runs = [made_run("gossipgrad", [2.0, 0.5]), made_run("allreduce", [2.0, 0.4])]
-    axes = gg.plots.comparison_curves(runs).axes[2]
+    axes = gg.plots.comparison_curves(runs).axes[4]
     assert axes.get_yscale() == "symlog" and axes.get_ylim()[0] <= 0
     assert list(drawn(axes, "allreduce").get_ydata()) == [0, 0]
 

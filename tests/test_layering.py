@@ -351,7 +351,7 @@ losses schedules layers sequences heads summary weights model
 data
 metrics optim compression strategies cluster team apoptosis models
 report
-history plots callbacks
+history drawing plots callbacks
 training
 trainer exchange
 bench profile sklearn torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from gossipgrad import bench, plots, profile, strategies
+from gossipgrad import bench, drawing, plots, profile, strategies
 from gossipgrad.cli.options import (
     CIRCUMSTANCES,
     UsageError,
@@ -109,7 +109,7 @@ def _profile(arguments: argparse.Namespace, common: dict[str, Any]) -> None:
         raise UsageError("--profile: of one process; allowed without gossipgrad run and mpiexec")
     if arguments.profile_plot is not None:
         checked(lambda: outputs.check([outputs.Output("--profile-plot", arguments.profile_plot)]))
-        checked(lambda: plots.check_format("--profile-plot", arguments.profile_plot))
+        checked(lambda: drawing.check_format("--profile-plot", arguments.profile_plot))
     if common.pop("device") not in (None, "cpu") or common.pop("precision") != "exact":
         raise UsageError("--profile: of the CPU's operations; allowed: without --device and --precision")
     result = profile.step(**common)

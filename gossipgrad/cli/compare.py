@@ -51,7 +51,7 @@ _DESCRIPTION = """\
 Trains strategies side by side on virtual ranks, with equal samples for each.
 Writes tables, data and pictures into a folder."""
 _SHORT = {
-    "strategies": "all, or names with commas; default: %(default)s",
+    "strategies": "all, or names with commas; default: the five main ones",
     "virtual_ranks": "numbers of ranks; default: 2,4,8",
     "report_dir": "a new or empty folder; default: compare-DATE",
     "model": "lenet, mlp, resnet20, ...; default: %(default)s",
@@ -62,6 +62,7 @@ _SHORT = {
     "lr_grid": "rates to try, or auto; default: auto",
     "points": "of each curve; default: %(default)s",
     "seed": "default: %(default)s",
+    "seeds": "trained with each, for means and bands; default: 3",
     "latency": "of a message; default: %(default)s",
     "bandwidth": f"of a link, a second; default: {compare.LINKS.bandwidth:g}",
     "straggler_probability": "that a rank comes late to a step",
@@ -79,7 +80,7 @@ gossipgrad compare --straggler-probability 0.1 --straggler-delay 0.01"""
 def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--strategies",
-        default="all",
+        default=",".join(compare.MAIN),
         metavar="LIST",
         help="all, or names with commas, each with options: gossipgrad:staleness=1, allreduce:lr=0.02, "
         "allreduce:compression=adacomp, allreduce:apoptosis=true",
@@ -109,6 +110,8 @@ def add_options(parser: Parser) -> None:
         "--target", type=float, metavar="LOSS", help="report the time to it; default: 1.5 times the lowest"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, orders and draws")
+    help_ = "seeds to train each configuration with, from --seed on, for means and bands; default: 3"
+    parser.add_argument("--seeds", type=int, metavar="N", help=help_)
     add_circumstances(parser, links=compare.LINKS)
     add_schedule(parser)
     add_data_options(parser)
@@ -124,7 +127,7 @@ def plan_of(arguments: argparse.Namespace) -> compare.Comparison:
 
     def plan() -> compare.Comparison:
         straggler, network = circumstances(arguments)
-        keys = ("samples", "points", "batch_size", "global_batch", "target", "seed", "backend", "device")
+        keys = ("samples", "points", "batch_size", "global_batch", "target", "seed", "seeds", "backend", "device")
         chosen = given(arguments, (*keys, "compute_time", "lr_scaling", "lr_limit", "lr_grid"))
         if arguments.lr is not None and not isinstance(arguments.lr_grid, str | None):
             raise UsageError(
@@ -175,7 +178,7 @@ def side_by_side(arguments: argparse.Namespace) -> int:
         )
     try:
         _check_unused(arguments)
-        return _compared(comparison, arguments)
+        return _compared(comparison, size, arguments)
     finally:
         os.close(lock)
 
@@ -203,11 +206,11 @@ def _check_unused(arguments: argparse.Namespace) -> None:
         )
 
 
-def _compared(comparison: compare.Comparison, arguments: argparse.Namespace) -> int:
+def _compared(comparison: compare.Comparison, size: int, arguments: argparse.Namespace) -> int:
     speaks = not arguments.quiet
     say: Callable[[str], None] = (lambda line: print(line, flush=True)) if speaks else (lambda line: None)
     finished = os.path.join(arguments.report_dir, compare.FINISHED)
-    say(f"files: {arguments.report_dir}")
+    say("\n".join([f"files: {arguments.report_dir}", *comparison.few_periods(size)]))
     results = compare.run(comparison, finished, arguments.jobs, say, speaks)
     compare.remove_files(arguments.report_dir)  # of this command before its resume
     rows = compare.write(comparison, results, arguments.report_dir)

@@ -4,7 +4,7 @@ Every configuration (a strategy, a p) trains in a process of its own, several at
 learning (loss against samples) and its cost (loss against virtual time).
 """
 
-from gossipgrad.compare.plan import LINKS, LR_SCALINGS, Comparison, Entry, entries
+from gossipgrad.compare.plan import LINKS, LR_SCALINGS, MAIN, Comparison, Entry, entries
 from gossipgrad.compare.processes import Process, complete, run, train, worker
 from gossipgrad.compare.report import FINISHED, SCHEMA, files_in, remove_files, row, table, target_of, time_to, write
 
@@ -12,6 +12,7 @@ __all__ = [
     "FINISHED",
     "LINKS",
     "LR_SCALINGS",
+    "MAIN",
     "SCHEMA",
     "Comparison",
     "Entry",

@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from gossipgrad import compression, optim, strategies
+from gossipgrad import compression, optim, show, strategies
 from gossipgrad.apoptosis import Apoptosis
 from gossipgrad.cluster import MOST_VIRTUAL_RANKS, Network, Straggler
 from gossipgrad.compression import AdaComp
-from gossipgrad.errors import LARGEST, choice, flag, integer, number, store
+from gossipgrad.errors import LARGEST, choice, counted, flag, integer, number, store
 from gossipgrad.keywords import keywords
 from gossipgrad.literals import Backend
 
 LR_SCALINGS = ("none", "sqrt", "linear")
+# The default, and the first of "all". The usual period of DiLoCo and NoLoCo, 50 steps, is for longer runs than these.
+MAIN = ("gossipgrad", "allreduce", "layerwise-allreduce", "diloco:period=10", "noloco:period=10")
 LINKS = Network(latency=50e-6, bandwidth=1.25e9)  # 10 Gbit/s Ethernet, as in a plain cluster
 Record = dict[str, Any]
 
@@ -101,13 +103,17 @@ def _beside(strategy: type[strategies.Strategy]) -> list[str]:
 def entries(text: str) -> list[Entry]:
     """The strategies of a list: "all", or names with commas, each with options: "gossipgrad:staleness=1,allreduce".
 
+    "all" are those of MAIN, which have shorter periods than usual, and all others.
+
     An option is the keyword of the strategy's constructor, or lr: a learning rate of its own, or several to try,
     "parameter-server:lr=0.001/0.003"; or compression, and its keywords as on the command line,
     "allreduce:compression=adacomp:compression-bin-size=conv=50/linear=500"; or apoptosis=true, and its keywords
     likewise, "allreduce:apoptosis=true:apoptosis-layers=fc*/conv2". ValueError lists the allowed ones.
     """
     found = []
-    for words in strategies.BY_NAME if text == "all" else text.split(","):
+    main = {label.partition(":")[0] for label in MAIN}
+    every = [*MAIN, *(name for name in strategies.BY_NAME if name not in main)]
+    for words in every if text == "all" else text.split(","):
         label = words.strip()
         name, *pairs = label.split(":")
         options: Record = {}
@@ -150,6 +156,8 @@ class Comparison:
                   the lowest final validation loss is reported. "auto": the optimiser's rate and a third of it; if ranks
                   add their updates up (Strategy.rate_share) divided by their number. An entry's own rates come
                   before these.
+    seeds         each configuration is trained with this number of seeds, from `seed` on. Reported are means, and the
+                  least and the most.
     target        a validation loss: the virtual time to reach it is reported. None: 1.5 times the lowest final one.
     network       of the virtual cluster; None: messages take no time. The default is 10 Gbit/s with 50 microseconds.
     compute_time  seconds of a step, as VirtualCluster's; None: by the flops of the network at 50e9 a second.
@@ -172,6 +180,7 @@ class Comparison:
     lr_grid: Sequence[float] | Literal["auto"] = ()
     target: float | None = None
     seed: int = 0
+    seeds: int = 3
     backend: Backend | None = None
     device: str | None = None
     straggler: Straggler | None = None
@@ -185,7 +194,8 @@ class Comparison:
             integer("virtual_ranks", p, 1, MOST_VIRTUAL_RANKS)
         for key in ("samples", "points"):
             integer(key, getattr(self, key), 1)
-        integer("seed", self.seed, 0, 2**64 - 1)
+        integer("seeds", self.seeds, 1, 1000)
+        integer("seed", self.seed, 0, 2**64 - self.seeds)
         if (self.global_batch is None) == (self.batch_size is None):
             raise ValueError(
                 f"global_batch={self.global_batch!r}, batch_size={self.batch_size!r}: allowed: one of both"
@@ -224,6 +234,49 @@ class Comparison:
             share = entry.strategy.rate_share(p)
             rates = [float(f"{self.optimizer.lr * share * part:.3g}") for part in (1 / 3, 1)]
         return [replace(entry, rates=(lr,)) for lr in rates] or [entry]
+
+    def of_each_seed(self) -> list[Comparison]:
+        """The comparison once for each seed."""
+        return [replace(self, seed=self.seed + i, seeds=1) for i in range(self.seeds)]
+
+    def steps(self, size: int, entry: Entry, p: int) -> int:
+        """Steps of a rank on a set of this size."""
+        count, part = self.parts(size)
+        return count * math.ceil(math.ceil(part / entry.strategy.workers(p)) / self.batch(p))
+
+    def few_periods(self, size: int) -> list[str]:
+        """A sentence for each strategy whose period is so long that it exchanges less than three times."""
+        said = []
+        for entry in self.entries:
+            period, steps = getattr(entry.strategy, "period", 0), min(self.steps(size, entry, p) for p in self.ranks)
+            if isinstance(period, int) and steps < 3 * period:
+                said.append(
+                    f"{entry.label}: {counted(steps, 'step')} of a rank are less than 3 periods of {period}; "
+                    f"{entry.strategy.name}:period=N shortens it, --samples N trains longer"
+                )
+        return said
+
+    def title(self) -> str:
+        """Model, data, samples, links, rates and seeds in words, for pictures."""
+        late = self.straggler
+        first = f"{self.model} on {self.dataset}; {self.samples:,} samples; " + (
+            f"{self.global_batch} a step" if self.batch_size is None else f"{self.batch_size} of a rank a step"
+        )
+        network = self.network or Network()
+        parts = [show.links(network.latency, network.bandwidth)]
+        parts += [f"{100 * late.probability:g} % of steps {show.quantity(late.delay, 's')} late"] if late else []
+        tried = dict.fromkeys(
+            v.rates[0] for e in self.entries for p in self.ranks for v in self.variants(e, p) if v.rates
+        )
+        rates = sorted(tried) or [self.optimizer.lr]
+        few = ", ".join(f"{lr:g}" for lr in rates)
+        many = f"{len(rates)} rates from {rates[0]:g} to {rates[-1]:g}"
+        parts.append(
+            f"rate {few}" if len(rates) == 1 else f"best of rates {few}" if len(rates) < 5 else f"best of {many}"
+        )
+        seeds = f"seeds {self.seed} to {self.seed + self.seeds - 1} (bands: least to most)"
+        parts.append(seeds if self.seeds > 1 else f"seed {self.seed}")
+        return f"{first}\n{'; '.join(parts)}"
 
     def check(self, size: int) -> None:
         """ValueError unless each part of a set of this size makes a step of all ranks, for any of the ranks."""

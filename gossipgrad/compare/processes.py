@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,7 @@ def train(comparison: Comparison, entry: Entry, p: int) -> Record:
     batch = comparison.batch(p)
     schedule = comparison.optimizer.timing
     if schedule.auto:
-        schedule = replace(schedule, total=count * math.ceil(math.ceil(size / entry.strategy.workers(p)) / batch))  # type: ignore[call-arg]
+        schedule = replace(schedule, total=comparison.steps(len(whole), entry, p))  # type: ignore[call-arg]
     optimizer = replace(comparison.optimizer, lr=comparison.rate(entry, p), schedule=schedule)  # type: ignore[type-var]
     trainer = Trainer(
         net,
@@ -98,6 +99,7 @@ def train(comparison: Comparison, entry: Entry, p: int) -> Record:
     result: Record = {
         "strategy": entry.label,
         "ranks": p,
+        "seed": comparison.seed,
         "batch_size": batch,
         "lr": optimizer.lr,
         "seconds": time.perf_counter() - begin,
@@ -131,7 +133,7 @@ class Process:
 
     def __init__(self, comparison: Comparison, entry: Entry, p: int, path: str) -> None:
         self.entry, self.p, self.path = entry, p, path
-        self.lr = comparison.rate(entry, p)
+        self.lr, self.seed = comparison.rate(entry, p), comparison.seed
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, until the process has ended
         self.process = subprocess.Popen(
             worker_command(),
@@ -153,7 +155,8 @@ class Process:
                 done: Record = json.load(file)
             return done
         why = lines[-1] if lines else f"its process ended with code {self.process.returncode}"
-        return {"strategy": self.entry.label, "ranks": self.p, "lr": self.lr, "points": [], "failure": why}
+        about = {"strategy": self.entry.label, "ranks": self.p, "seed": self.seed, "lr": self.lr}
+        return {**about, "points": [], "failure": why}
 
     def end(self) -> None:
         """End it early."""
@@ -181,7 +184,9 @@ def _numbers(record: Any, keys: Iterable[str]) -> bool:
 
 def _is_result(result: Any) -> bool:
     """True for a result of train."""
-    if not _numbers(result, ("ranks", "batch_size", "lr", "seconds")) or not isinstance(result.get("points"), list):
+    if not _numbers(result, ("ranks", "seed", "batch_size", "lr", "seconds")) or not isinstance(
+        result.get("points"), list
+    ):
         return False
     needed = [key for key in POINT if key != "accuracy"]
     return (
@@ -217,33 +222,40 @@ def run(
     """Train every configuration, `jobs` at a time (None: as many as the usable cores), those of most ranks first.
 
     One result a configuration, in the order of entries and ranks: strategy, ranks, and batch_size, lr, seconds, points
-    and report; or failure, the reason ("diverged ...": with the points before that). With several learning rates also
-    `tried`, the final loss and the failure of each, None if missing. A failing one does not end the others. `said` gets
-    a line at the end of each; shown: a progress bar with the time left.
+    and report; or failure, the reason ("diverged ...": with the points before that). With several seeds the points are
+    means, `by_seed` has those of each, and the report is of the first. With several learning rates also `tried`, the
+    final loss and the failure of each, None if missing. A failing one does not end the others. `said` gets a line at
+    the end of each; shown: a progress bar with the time left.
 
     Trained and diverged configurations are stored in `folder`, which is created. After an interrupt a configuration
     with a stored result of equal settings is not trained again. Other failures are not stored.
     """
     jobs = environment.usable_cpus() if jobs is None else integer("jobs", jobs, 1)
     by_size = sorted(comparison.ranks, reverse=True)
-    waiting = [(one, p) for p in by_size for entry in comparison.entries for one in comparison.variants(entry, p)]
+    waiting = [
+        (plan, one, p)
+        for p in by_size
+        for entry in comparison.entries
+        for one in comparison.variants(entry, p)
+        for plan in comparison.of_each_seed()
+    ]
     weights = {p: 4.0 + p for p in comparison.ranks}  # more ranks take longer, by about so much
     count, bar = len(waiting), Bar("compare", shown)
     results: dict[tuple[str, int], list[Record]] = {}
     under_way: list[Process] = []
     os.makedirs(folder, exist_ok=True)
-    for one, p in list(waiting):
-        path = os.path.join(folder, _name(comparison, one, p))
+    for plan, one, p in list(waiting):
+        path = os.path.join(folder, _name(plan, one, p))
         result = _finished(path)
         if result is not None:
-            waiting.remove((one, p))
+            waiting.remove((plan, one, p))
             results.setdefault((one.label, p), []).append(result)
-    total, done, ready = sum(weights[p] for _, p in waiting), 0.0, count - len(waiting)
+    total, done, ready = sum(weights[p] for *_, p in waiting), 0.0, count - len(waiting)
     try:
         while waiting or under_way:
             while waiting and len(under_way) < jobs:
-                path = os.path.join(folder, _name(comparison, *waiting[0]))
-                under_way.append(Process(comparison, *waiting.pop(0), path))
+                path = os.path.join(folder, _name(*waiting[0]))
+                under_way.append(Process(*waiting.pop(0), path))
             ended = [process for process in under_way if process.process.poll() is not None]
             for process in ended:
                 under_way.remove(process)
@@ -267,8 +279,35 @@ def final_loss(result: Mapping[str, Any]) -> float | None:
     return result["points"][-1]["loss"] if result["points"] and not result.get("failure") else None
 
 
+def _of_seeds(results: Sequence[Record]) -> Record:
+    """One result of some that differ in the seed: their means, and the points of each; a failure if one failed."""
+    if len(results) == 1:
+        return results[0]
+    results = sorted(results, key=lambda one: int(one["seed"]))
+    together = zip(*(one["points"] for one in results), strict=False)  # up to the first that failed
+    merged = {
+        **results[0],
+        "points": [{key: _mean([one[key] for one in some]) for key in some[0]} for some in together],
+    }
+    merged["by_seed"] = [{key: one[key] for key in ("seed", "points", "failure") if key in one} for one in results]
+    failed = [one for one in results if one.get("failure")]
+    if failed:
+        worst = min(failed, key=lambda one: str(one["failure"]).startswith("diverged"))  # another reason comes first
+        merged.pop("report", None)
+        merged["failure"] = f"{worst['failure']} (seed {worst['seed']})"
+    else:
+        merged["seconds"] = sum(one["seconds"] for one in results)
+    return merged
+
+
+def _mean(values: Sequence[float]) -> float:
+    return values[0] if len(set(values)) == 1 else statistics.fmean(values)
+
+
 def _best(results: Sequence[Record]) -> Record:
-    """The result of the lowest final loss; a failing one if all failed."""
+    """The result of the rate with the lowest final loss, the mean over the seeds; a failing one if all failed."""
+    rates = dict.fromkeys(one["lr"] for one in results)
+    results = [_of_seeds([one for one in results if one["lr"] == lr]) for lr in rates]
     if len(results) == 1:
         return results[0]
     tried = [{"lr": one["lr"], "loss": final_loss(one), "failure": one.get("failure")} for one in results]
@@ -283,7 +322,7 @@ def complete(results: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _sentence(result: Mapping[str, Any]) -> str:
-    head = f"{result['strategy']}, {counted(result['ranks'], 'rank')}, lr {result['lr']:.4g}"
+    head = f"{result['strategy']}, {counted(result['ranks'], 'rank')}, lr {result['lr']:.4g}, seed {result['seed']}"
     if result.get("failure"):
         return f"{head}: FAILED: {result['failure']}"
     last = result["points"][-1]
