@@ -84,6 +84,10 @@ PAIRS = [
 (SAVE,) = (block for block in blocks("python") if "done = 0 " in block)
 
 
+def runs_here(script: str) -> bool:
+    return "torch.amp.GradScaler" not in script or hasattr(torch.amp, "GradScaler")
+
+
 def names_after(script: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(script, "<docs/torch.md>", "exec"), names)
@@ -106,7 +110,7 @@ import torch, test_torch_docs as page
 torch.set_num_threads(1)
 states = []
 for before, _ in page.PAIRS:
-    states.append(page.trained(page.names_after(before)))
+    states.append(page.trained(page.names_after(before)) if page.runs_here(before) else None)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 torch.save(states, "states.pt")
@@ -130,6 +134,8 @@ os._exit(0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("place", range(len(PAIRS)))
 def test_what_a_script_trains_is_what_it_was(place, wanted, tmp_path, monkeypatch):
+    if wanted[place] is None:
+        pytest.skip("torch.amp.GradScaler came with PyTorch 2.3")
     monkeypatch.chdir(tmp_path)
     close(trained(names_after(PAIRS[place][1])), wanted[place], rtol=1e-4, atol=1e-5)
     assert sum(one.numel() for one in wanted[place].values()) > 50
