@@ -85,7 +85,9 @@ def typed(page: str) -> Iterator[tuple[str, str]]:
         language, block, inside = found.groups()
         if inside or language in ("", "sh", "bash"):
             for line in shell_lines(inside or block):
-                yield "sh", line.rpartition("&&")[2].strip() if line.startswith(INSTALL) else line
+                rest = line.rpartition("&&")[2].strip() if line.startswith(INSTALL) else line
+                if not rest.startswith("pip install"):
+                    yield "sh", rest
         elif language == "python":
             yield language, block
 
