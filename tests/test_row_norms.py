@@ -221,7 +221,7 @@ def test_gradients_in_bfloat16_are_near_those_of_float32(kind):
     net.load_weights(weights_of(net))
     found = []
     for dtype in ("float32", "bfloat16"):
-        with gg.Trainer(net, dtype=dtype) as trainer:
+        with gg.Trainer(net, dtype=dtype, device="cpu") as trainer:
             trainer.train_step(x, y)
             found.append(trainer.gradients())
     for name, wanted in found[0].items():
