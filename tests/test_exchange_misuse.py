@@ -6,6 +6,7 @@ import _thread
 import copy
 import gc
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -232,6 +233,22 @@ def test_under_mpi_a_rank_that_leaves_a_step_out(mpirun: Any) -> None:
     done = mpirun(2, text, check=False)
     assert done.returncode != 0
     assert "CommunicationError" in done.stderr and "rank 1" in done.stderr and "step 1" in done.stderr
+
+
+def test_under_mpi_a_rank_that_ends_early_is_named_with_both_numbers_of_steps(mpirun: Any) -> None:
+    """It ends without an error, as where its loader is shorter. Another group's steps do not count."""
+    text = (
+        "import numpy as np\nimport gossipgrad as gg\n"
+        "x, other = (gg.Exchange({'w': np.ones(3)}, strategy=gg.GossipGraD()) for _ in range(2))\n"
+        "for step in range(2):\n"
+        "    other.step({'w': np.ones(3)})\n"
+        "for step in range(3 if x.rank == 1 else 9):\n"
+        "    x.step({'w': np.ones(3)})\n"
+    )
+    done = mpirun(2, text, check=False)
+    assert done.returncode != 0
+    wanted = r"step 3, .*: rank 0 waits for rank 1, which has ended \(steps begun: 4 on rank 0; 3 on rank 1\)"
+    assert re.search(wanted, done.stderr), done.stderr
 
 
 def test_what_is_run_is_a_function() -> None:

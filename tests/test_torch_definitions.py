@@ -106,7 +106,7 @@ class Outer(Mean, OuterSteps):
 
 
 # name -> (definition, strategies, ranks, legs)
-ONCE = sum(LEGS)
+END = sum(LEGS)
 DEFINITIONS = {
     "gossipgrad": (
         Gossip,
@@ -126,19 +126,9 @@ DEFINITIONS = {
     "overlapped-averaging": (MeanGradient, [gg.OverlappedAveraging()], 4, LEGS),
     "periodic-allreduce": (Periodic, [gg.PeriodicAllReduce(period=3)], 4, LEGS),
     "elastic-averaging": (Elastic, [gg.ElasticAveraging(period=2)], 4, LEGS),
-    "parameter-server": (OfServer, [gg.ParameterServer(period=100), gg.ParameterServer(period=ONCE)], 4, (ONCE,)),
-    "pull-gossip": (
-        OneMeeting,
-        [gg.PullGossip(interval=ONCE), gg.PullGossip(interval=ONCE, push_sum=True)],
-        2,
-        (ONCE,),
-    ),
-    "push-gossip": (
-        OneMeeting,
-        [gg.PushGossip(interval=ONCE), gg.PushGossip(interval=ONCE, push_sum=True)],
-        2,
-        (ONCE,),
-    ),
+    "parameter-server": (OfServer, [gg.ParameterServer(period=100), gg.ParameterServer(period=END)], 4, (END,)),
+    "pull-gossip": (OneMeeting, [gg.PullGossip(interval=END), gg.PullGossip(interval=END, push_sum=True)], 2, (END,)),
+    "push-gossip": (OneMeeting, [gg.PushGossip(interval=END), gg.PushGossip(interval=END, push_sum=True)], 2, (END,)),
     "diloco": (Outer, [gg.DiLoCo(period=3), gg.DiLoCo(period=4, fragments=2)], 4, LEGS),
     "noloco": (Outer, [gg.NoLoCo(period=3), gg.NoLoCo(period=4, fragments=2)], 4, LEGS),
     "no-exchange": (Alone, [gg.NoExchange()], 4, LEGS),

@@ -258,6 +258,10 @@ static void order_set_epoch(gg_transport *transport, int64_t epoch) {
     gg_transport_set_epoch(order_inner(transport), epoch);
 }
 
+static void order_step_begun(gg_transport *transport, int64_t begun) {
+    gg_transport_step_begun(order_inner(transport), begun);
+}
+
 static void order_set_service(gg_transport *transport, const gg_service *service) {
     gg_transport_set_service(order_inner(transport), service);
 }
@@ -302,6 +306,7 @@ static gg_transport_table order_table(const gg_transport_table *inner) {
         .pause = order_pause,
         .progress = order_progress,
         .set_epoch = order_set_epoch,
+        .step_begun = order_step_begun,
         .set_service = order_set_service,
         .now = order_now,
         .compute = order_compute,

@@ -147,6 +147,10 @@ static void network_set_epoch(gg_transport *transport, int64_t epoch) {
     gg_transport_set_epoch(slow_of(transport)->inner, epoch);
 }
 
+static void network_step_begun(gg_transport *transport, int64_t begun) {
+    gg_transport_step_begun(slow_of(transport)->inner, begun);
+}
+
 static double network_now(gg_transport *transport) { return gg_transport_now(slow_of(transport)->inner); }
 
 static gg_status network_compute(gg_transport *transport, double seconds) {
@@ -180,6 +184,7 @@ static const gg_transport_table table = {
     .check_peer = network_check_peer,
     .progress = network_progress,
     .set_epoch = network_set_epoch,
+    .step_begun = network_step_begun,
     .now = network_now,
     .compute = network_compute,
     .idle = network_idle,

@@ -140,7 +140,7 @@ void gg_team_halt_end(gg_team *team) {
 }
 
 /* A wait of this rank at its limit, `seconds` long so far: as those of the transport. */
-static gg_status halt_pause(gg_transport *transport, int round, double seconds) {
+static gg_status halt_pause(gg_transport *transport, double *due, int round, double seconds) {
     const gg_service *service = &transport->service;
     bool busy;
     if (service->serve != NULL) GG_TRY(service->serve(service->context, &busy));
@@ -148,7 +148,7 @@ static gg_status halt_pause(gg_transport *transport, int round, double seconds) 
     if (transport->timeout > 0 && seconds >= transport->timeout)
         return gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for the steps at which all of %d ranks can stop",
                        transport->rank, seconds, transport->size);
-    if (round % GG_CHECK_ROUNDS == GG_CHECK_ROUNDS - 1 && transport->table->check_peer != NULL)
+    if (transport->table->check_peer != NULL && gg_check_due(due, round))
         GG_TRY(transport->table->check_peer(transport, -1));
     return gg_pause(transport, round, -1);
 }
@@ -158,8 +158,9 @@ gg_status gg_team_halt_until(gg_team *team, int64_t step, int64_t next, bool wan
     if (team->halt == NULL) return GG_OK;
     GG_TRY(gg_mpi_halt_look(team->halt, next, want));
     const double begin = gg_mpi_halt_waits(team->halt, step) ? gg_clock_now() : 0;
+    double due = 0;
     for (int round = 0; gg_mpi_halt_waits(team->halt, step); ++round) {
-        GG_TRY(halt_pause(team->transport, round, gg_clock_now() - begin));
+        GG_TRY(halt_pause(team->transport, &due, round, gg_clock_now() - begin));
         GG_TRY(gg_mpi_halt_listen(team->halt));
     }
     *until = gg_mpi_halt_until(team->halt, next);

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "base/clock.h"
+
 static gg_status transport_check(const gg_transport *transport, const void *memory, size_t bytes, int peer, int tag,
                                  const gg_request *request, const char *verb) {
     if (!memory) return gg_fail(GG_ERROR_ARGUMENT, "rank %d: %s: no memory given (NULL)", transport->rank, verb);
@@ -161,14 +163,22 @@ static void end_stall(const gg_transport *transport, gg_stall *stall, int peer) 
     gg_stall_end(stall, &facts);
 }
 
-static gg_status check_peer(gg_transport *transport, int round, int peer) {
-    if (round % GG_CHECK_ROUNDS != GG_CHECK_ROUNDS - 1 || transport->table->check_peer == NULL) return GG_OK;
+bool gg_check_due(double *due, int round) {
+    if (round % GG_CHECK_ROUNDS != GG_CHECK_ROUNDS - 1) return false;
+    const double now = gg_clock_now();
+    const bool checks = round >= GG_CHECK_ROUNDS && now >= *due;
+    if (checks || round < GG_CHECK_ROUNDS) *due = now + GG_CHECK_SECONDS;
+    return checks;
+}
+
+static gg_status check_peer(gg_transport *transport, double *due, int round, int peer) {
+    if (transport->table->check_peer == NULL || !gg_check_due(due, round)) return GG_OK;
     return transport->table->check_peer(transport, peer);
 }
 
 gg_status gg_wait(gg_transport *transport, gg_request *request) {
     gg_status status = GG_OK;
-    double start = 0;
+    double start = 0, due = 0;
     gg_stall stall = {0};
     const int peer = request->peer;
     const bool serves = transport->service.serve != NULL;
@@ -194,7 +204,7 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
             if (round == 0) start = now;
             if (now - start >= transport->timeout) GG_TRY_CLEANUP(wait_timed_out(transport, request, now - start));
         }
-        GG_TRY_CLEANUP(check_peer(transport, round, peer));
+        GG_TRY_CLEANUP(check_peer(transport, &due, round, peer));
         GG_TRY_CLEANUP(transport->table->pause(transport, round, serves ? NULL : request));
     }
 cleanup:
@@ -214,7 +224,7 @@ gg_status gg_reach(gg_transport *transport, gg_request *request, bool wait, bool
 }
 
 gg_status gg_pause(gg_transport *transport, int round, int peer) {
-    if (peer >= 0) GG_TRY(check_peer(transport, round, peer));
+    if (peer >= 0) GG_TRY(check_peer(transport, &transport->check_due, round, peer));
     if (round == 0 && transport->stall.begin > 0) end_stall(transport, &transport->stall, -1);
     if (transport->reports_stalls && round >= STALL_ROUNDS) look_at_stall(transport, &transport->stall, peer, NULL);
     return transport->table->pause(transport, round, NULL);
@@ -322,6 +332,10 @@ gg_status gg_transport_idle(gg_transport *transport, double seconds) {
 void gg_transport_set_epoch(gg_transport *transport, int64_t epoch) {
     transport->epoch = epoch;
     if (transport->table->set_epoch != NULL) transport->table->set_epoch(transport, epoch);
+}
+
+void gg_transport_step_begun(gg_transport *transport, int64_t begun) {
+    if (transport->table->step_begun != NULL) transport->table->step_begun(transport, begun);
 }
 
 void gg_transport_set_service(gg_transport *transport, const gg_service *service) {

@@ -65,8 +65,12 @@ typedef struct gg_service {
     void *context;
 } gg_service;
 
-/* Rounds of a wait between checks that the peer has not ended. */
-#define GG_CHECK_ROUNDS 4096
+/* A wait checks about once a second that the peer has not ended: a busy machine makes rounds slow, and messages need
+ * rounds to arrive. */
+#define GG_CHECK_ROUNDS 512
+#define GG_CHECK_SECONDS 1.0
+/* True if a wait is to check in this round; rounds count from 0. *due: the wait's own, written in the first rounds. */
+bool gg_check_due(double *due, int round);
 
 typedef struct gg_transport_table {
     const char *name;
@@ -89,16 +93,17 @@ typedef struct gg_transport_table {
     /* Called by gg_wait and gg_pause between tests, round = 0, 1, ...: sleeps a little longer each time, or hands the
      * baton on until the request changes; request NULL means any request of this rank. */
     gg_status (*pause)(gg_transport *transport, int round, gg_request *request);
-    /* Called by gg_wait and gg_pause every GG_CHECK_ROUNDS rounds, which take about a second: GG_ERROR_COMM if the peer
-     * (-1 means any rank) has ended, so the wait would never end. NULL means that peers do not end. */
+    /* Called by gg_wait and gg_pause when gg_check_due says so: GG_ERROR_COMM if the peer (-1 means any rank) has
+     * ended, so the wait would never end. NULL means that peers do not end. */
     gg_status (*check_peer)(gg_transport *transport, int peer);
     /* Replaces the loop of gg_wait, for views, whose messages name the rank in the whole group. NULL means gg_wait's
      * loop. */
     gg_status (*wait)(gg_transport *transport, gg_request *request);
     gg_status (*progress)(gg_transport *transport);
-    /* Pass the epoch and the service on to an inner transport. NULL means no inner transport, or none in which this
-     * rank waits (service). */
+    /* Pass the epoch, the step and the service on to an inner transport. NULL means no inner transport, or none in
+     * which this rank waits (service). */
     void (*set_epoch)(gg_transport *transport, int64_t epoch);
+    void (*step_begun)(gg_transport *transport, int64_t begun); /* gg_transport_step_begun */
     void (*set_service)(gg_transport *transport, const gg_service *service);
     double (*now)(gg_transport *transport);
     gg_status (*compute)(gg_transport *transport, double seconds);
@@ -133,6 +138,7 @@ struct gg_transport {
         *step; /* of training, for these reports; NULL means not known. Set and cleared by the counter's owner */
     const char *waits_for[2]; /* first and last layer of the awaited exchange; NULL means not known */
     gg_stall stall;           /* of gg_pause */
+    double check_due;         /* of gg_pause */
     bool check_buffers; /* detect writes to buffers in flight by checksums (GG_ERROR_STATE): reads every message twice
                            more */
 };
@@ -215,6 +221,9 @@ gg_status gg_transport_idle(gg_transport *transport, double seconds);
  * detects a message of another epoch after a receive has waited a second or two, if the epochs are at most 31 apart; a
  * library with few tags may not. */
 void gg_transport_set_epoch(gg_transport *transport, int64_t epoch);
+/* This rank has begun this many steps of training here. The error of a rank that waits for one that has ended shows
+ * both ranks' numbers. */
+void gg_transport_step_begun(gg_transport *transport, int64_t begun);
 /* Set by the service's owner, and cleared by a zero service. */
 void gg_transport_set_service(gg_transport *transport, const gg_service *service);
 void gg_transport_destroy(gg_transport *transport); /* NULL is a no-op */

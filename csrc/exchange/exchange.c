@@ -240,6 +240,7 @@ gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches) {
     x->strategy->share = x->share;
     x->strategy->batch = x->batches;
     x->transport->step = &x->state.step;
+    gg_transport_step_begun(x->transport, x->state.step + 1);
     return gg_exchange_fail(x, x->strategy->table->begin(x->strategy));
 }
 

@@ -21,18 +21,34 @@
 
 #define BETWEEN_ANSWERS 100e-6 /* seconds */
 
-/* Known state of another rank. */
+/* Steps that a process has begun in a group. */
+typedef struct group_steps {
+    int64_t group; /* its number; 0 means none */
+    int64_t begun;
+} group_steps;
+
+/* This process's last groups, each at its number modulo GROUPS. An answer is the whole array: it is static because MPI
+ * may read it after the call that sends it. */
+#define GROUPS 64
+static group_steps own_steps[GROUPS];
+static int64_t last_group;
+
 typedef enum knowledge { NOT_ASKED = 0, ASKED, ENDED } knowledge;
+
+/* Known state of another rank. */
+typedef struct known_rank {
+    knowledge state;
+    group_steps steps; /* ENDED: in the group whose wait received the answer */
+} known_rank;
 
 typedef struct questions {
     struct questions *next;
     MPI_Comm comm;
-    MPI_Request all;      /* of the barrier at which all its ranks have ended */
-    unsigned char *known; /* of each rank: a `knowledge` */
+    MPI_Request all;   /* of the barrier at which all its ranks have ended */
+    known_rank *known; /* of each rank */
 } questions;
 
 static questions *first;
-static char empty;
 
 /* Whether all ranks of `comm` are ranks of `q`. Equal on all of them. */
 static gg_status is_part(MPI_Comm comm, const questions *q, bool *part) {
@@ -61,7 +77,7 @@ gg_status gg_mpi_questions_open(MPI_Comm comm) {
     if (part) goto cleanup;
     GG_TRY_MPI_CLEANUP(MPI_Comm_size, comm, &size);
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "questions", &made));
-    GG_TRY_CLEANUP(gg_calloc((size_t)size, 1, "what is known of each rank", &made->known));
+    GG_TRY_CLEANUP(gg_calloc((size_t)size, sizeof *made->known, "known state of each rank", &made->known));
     GG_TRY_MPI_CLEANUP(MPI_Comm_dup, comm, &made->comm);
     GG_TRY_MPI_CLEANUP(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
     made->all = MPI_REQUEST_NULL;
@@ -74,21 +90,42 @@ cleanup:
     return status;
 }
 
-/* Sends an empty message, which MPI buffers. */
+gg_status gg_mpi_group_open(MPI_Comm comm, int64_t *group) {
+    const int64_t next = last_group + 1;
+    GG_TRY_MPI(MPI_Allreduce, &next, group, 1, MPI_INT64_T, MPI_MAX, comm);
+    last_group = *group;
+    gg_mpi_group_step(*group, 0);
+    return GG_OK;
+}
+
+void gg_mpi_group_step(int64_t group, int64_t begun) {
+    own_steps[group % GROUPS] = (group_steps){.group = group, .begun = begun};
+}
+
+/* Its steps among those of one process; none if the process has made too many groups since. */
+static group_steps steps_in(const group_steps *all, int64_t group) {
+    const group_steps found = all[group % GROUPS];
+    return found.group == group ? found : (group_steps){0};
+}
+
+/* A question is empty; an answer has all groups' steps. */
 static gg_status question_send(const questions *q, int rank, int tag) {
     MPI_Request request = MPI_REQUEST_NULL;
-    GG_TRY_MPI(MPI_Isend, &empty, 0, MPI_BYTE, rank, tag, q->comm, &request);
+    const int bytes = tag == TAG_ANSWER ? (int)sizeof own_steps : 0;
+    GG_TRY_MPI(MPI_Isend, own_steps, bytes, MPI_BYTE, rank, tag, q->comm, &request);
     GG_TRY_MPI(MPI_Request_free, &request);
     return GG_OK;
 }
 
-/* Receives such a message, if there is one. *rank: its sender; unchanged if there is none. */
-static gg_status question_receive(const questions *q, int from, int tag, int *rank) {
+/* Receives such a message, if there is one. *rank: its sender; unchanged if there is none. `steps` receives an answer's
+ * array. */
+static gg_status question_receive(const questions *q, int from, int tag, int *rank, group_steps *steps) {
     MPI_Status found;
     int flag = 0;
     GG_TRY_MPI(MPI_Iprobe, from, tag, q->comm, &flag, &found);
     if (!flag) return GG_OK;
-    GG_TRY_MPI(MPI_Recv, &empty, 0, MPI_BYTE, found.MPI_SOURCE, tag, q->comm, MPI_STATUS_IGNORE);
+    GG_TRY_MPI(MPI_Recv, steps, tag == TAG_ANSWER ? (int)sizeof own_steps : 0, MPI_BYTE, found.MPI_SOURCE, tag, q->comm,
+               MPI_STATUS_IGNORE);
     *rank = found.MPI_SOURCE;
     return GG_OK;
 }
@@ -106,9 +143,22 @@ cleanup:
     return status;
 }
 
-gg_status gg_mpi_check_rank(MPI_Comm comm, int peer) {
+/* The error of a wait for a rank that has ended, with both numbers of steps if they are known. */
+static gg_status fail_ended(int own, int peer, const group_steps *theirs, int64_t group) {
+    const group_steps ours = steps_in(own_steps, group);
+    char steps[96] = "";
+    if (group > 0 && theirs->group == group && ours.group == group && (ours.begun > 0 || theirs->begun > 0))
+        snprintf(steps, sizeof steps, " (steps begun: %lld on rank %d; %lld on rank %d)", (long long)ours.begun, own,
+                 (long long)theirs->begun, peer);
+    return gg_fail(GG_ERROR_COMM,
+                   "rank %d waits for rank %d, which has ended%s; all ranks make the same collective calls", own, peer,
+                   steps);
+}
+
+gg_status gg_mpi_check_rank(MPI_Comm comm, int peer, int64_t group) {
     gg_status status = GG_OK;
     int rank = MPI_UNDEFINED, answered = -1, own = 0;
+    group_steps steps[GROUPS];
     const questions *q = first;
     GG_TRY_MPI(MPI_Comm_rank, comm, &own);
     if (peer == own) return status;
@@ -117,25 +167,24 @@ gg_status gg_mpi_check_rank(MPI_Comm comm, int peer) {
         if (rank != MPI_UNDEFINED) break;
     }
     if (q == NULL) return status;
-    if (q->known[rank] == ENDED) {
+    known_rank *known = &q->known[rank];
+    if (known->state == ENDED) {
         /* Its answer arrived some time ago, and all that it had sent before has arrived since. */
-        status =
-            gg_fail(GG_ERROR_COMM,
-                    "rank %d waits for rank %d, which has ended; all ranks make the same collective calls", own, peer);
-    } else if (q->known[rank] == NOT_ASKED) {
+        status = fail_ended(own, peer, &known->steps, group);
+    } else if (known->state == NOT_ASKED) {
         GG_TRY(question_send(q, rank, TAG_QUESTION));
-        q->known[rank] = ASKED;
+        known->state = ASKED;
     } else {
-        GG_TRY(question_receive(q, rank, TAG_ANSWER, &answered));
-        if (answered >= 0) q->known[rank] = ENDED;
+        GG_TRY(question_receive(q, rank, TAG_ANSWER, &answered, steps));
+        if (answered >= 0) *known = (known_rank){.state = ENDED, .steps = steps_in(steps, group)};
     }
     return status;
 }
 
-gg_status gg_mpi_check_ranks(MPI_Comm comm) {
+gg_status gg_mpi_check_ranks(MPI_Comm comm, int64_t group) {
     int size = 0;
     GG_TRY_MPI(MPI_Comm_size, comm, &size);
-    for (int peer = 0; peer < size; ++peer) GG_TRY(gg_mpi_check_rank(comm, peer));
+    for (int peer = 0; peer < size; ++peer) GG_TRY(gg_mpi_check_rank(comm, peer, group));
     return GG_OK;
 }
 
@@ -145,7 +194,7 @@ static gg_status answer_all(bool *ended) {
     *ended = true;
     for (questions *q = first; q != NULL; q = q->next) {
         rank = -1;
-        GG_TRY(question_receive(q, MPI_ANY_SOURCE, TAG_QUESTION, &rank));
+        GG_TRY(question_receive(q, MPI_ANY_SOURCE, TAG_QUESTION, &rank, NULL));
         if (rank >= 0) GG_TRY(question_send(q, rank, TAG_ANSWER));
         GG_TRY_MPI(MPI_Test, &q->all, &come, MPI_STATUS_IGNORE);
         *ended = *ended && come;

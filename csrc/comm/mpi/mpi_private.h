@@ -19,10 +19,15 @@ bool gg_mpi_reads_devices(void);
 /* Messages by which a rank in a long wait learns that another has ended. Opens them for the ranks of `comm`, unless
  * they can already ask each other. Collective. */
 gg_status gg_mpi_questions_open(MPI_Comm comm);
+/* A number above 0 for a new group with the ranks of `comm`: no process of these has another group of this number.
+ * Collective. */
+gg_status gg_mpi_group_open(MPI_Comm comm, int64_t *group);
+/* This process has begun this many steps in the group, which the error of a rank that waits for its end shows. */
+void gg_mpi_group_step(int64_t group, int64_t begun);
 /* Asks `peer`, a rank of `comm`; called about once a second while this rank waits for it. GG_ERROR_COMM: it has ended.
- * gg_mpi_check_ranks asks every rank of `comm`. */
-gg_status gg_mpi_check_rank(MPI_Comm comm, int peer);
-gg_status gg_mpi_check_ranks(MPI_Comm comm);
+ * The error shows both ranks' steps in `group`; 0 means none. gg_mpi_check_ranks asks every rank of `comm`. */
+gg_status gg_mpi_check_rank(MPI_Comm comm, int peer, int64_t group);
+gg_status gg_mpi_check_ranks(MPI_Comm comm, int64_t group);
 /* Called by a rank that ends: answers others until all ranks that can ask it have ended. After `timeout` seconds (0
  * means comm/stall.h's) one rank of a host reports its wait on stderr and continues to wait. */
 gg_status gg_mpi_wait_for_ends(double timeout);

@@ -33,6 +33,7 @@ typedef struct mpi_transport {
     gg_shared *shared;
     gg_mpi_halt *halt; /* NULL: there is one rank */
     int *node_of;      /* transport.node_of */
+    int64_t group;     /* its number (mpi_private.h) */
     size_t most;       /* bytes of a piece; a larger message is several pieces and a rest */
     int epochs;        /* that tags tell from each other; 1: none */
     /* A wait has seen a message of another epoch; one that still sees it a second later has waited in vain. Before
@@ -291,9 +292,14 @@ static gg_status check_epoch(gg_transport *transport, int peer) {
 static gg_status mpi_check_peer(gg_transport *transport, int peer) {
     mpi_transport *own = mpi_of(transport);
     gg_status status = check_epoch(transport, peer);
-    if (status == GG_OK) status = peer >= 0 ? gg_mpi_check_rank(own->comm, peer) : gg_mpi_check_ranks(own->comm);
+    if (status == GG_OK)
+        status = peer >= 0 ? gg_mpi_check_rank(own->comm, peer, own->group) : gg_mpi_check_ranks(own->comm, own->group);
     if (status != GG_OK) own->broken = true;
     return status;
+}
+
+static void mpi_step_begun(gg_transport *transport, int64_t begun) {
+    gg_mpi_group_step(mpi_of(transport)->group, begun);
 }
 
 static double mpi_now(gg_transport *transport) {
@@ -343,6 +349,7 @@ static const gg_transport_table table = {
     .pause = mpi_pause_round,
     .check_peer = mpi_check_peer,
     .progress = mpi_progress,
+    .step_begun = mpi_step_begun,
     .now = mpi_now,
     .compute = mpi_compute,
     .idle = mpi_idle,
@@ -410,6 +417,7 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
     if (made->transport.size > 1) GG_TRY_CLEANUP(gg_mpi_halt_create(made->comm, &made->halt));
     GG_TRY_CLEANUP(gg_shared_create(made->comm, made->halt, &made->shared));
     GG_TRY_CLEANUP(find_nodes(made));
+    GG_TRY_CLEANUP(gg_mpi_group_open(made->comm, &made->group));
     *out = &made->transport;
     made = NULL;
 cleanup:

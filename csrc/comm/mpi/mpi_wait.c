@@ -26,6 +26,7 @@ gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_mpi_ha
     gg_stall stall = {0};
     gg_stall_facts facts = {.peer = -1, .step = -1, .what = what};
     int come = 0;
+    double due = 0;
     const double begin = gg_clock_now();
     GG_TRY_MPI_CLEANUP(MPI_Comm_rank, comm, &facts.rank);
     GG_TRY_MPI_CLEANUP(MPI_Comm_size, comm, &facts.size);
@@ -34,7 +35,7 @@ gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_mpi_ha
         GG_TRY_MPI_CLEANUP(MPI_Test, &all, &come, MPI_STATUS_IGNORE);
         if (come) break;
         if (round % GG_MPI_LISTEN_ROUNDS == 0) GG_TRY_CLEANUP(gg_mpi_halt_listen(halt));
-        if (round % GG_CHECK_ROUNDS == GG_CHECK_ROUNDS - 1) GG_TRY_CLEANUP(gg_mpi_check_ranks(comm));
+        if (gg_check_due(&due, round)) GG_TRY_CLEANUP(gg_mpi_check_ranks(comm, 0));
         const double waited = gg_clock_now() - begin;
         if (timeout > 0 && waited >= timeout) {
             status = gg_fail(GG_ERROR_COMM, "rank %d: waited %.3f s for all of %d ranks to come to the same place: %s",
