@@ -129,6 +129,13 @@ static gg_status post_check_peer(gg_transport *t, int peer) {
     return gg_fail(GG_ERROR_COMM, "rank %d has ended", peer);
 }
 
+static int64_t post_begun;
+
+static void post_step_begun(gg_transport *t, int64_t begun) {
+    (void)t;
+    post_begun = begun;
+}
+
 static gg_status post_progress(gg_transport *t) {
     (void)t;
     return GG_OK;
@@ -177,8 +184,9 @@ static void post_destroy(gg_transport *t) { (void)t; }
 #define POST_TABLE                                                                                                     \
     .name = "post", .destroy = post_destroy, .alloc = post_alloc, .free = post_free, .send = post_send,                \
     .receive = post_receive, .test = post_test, .release = post_release, .cancel = post_cancel, .pause = post_pause,   \
-    .check_peer = post_check_peer, .progress = post_progress, .now = post_now, .compute = post_compute,                \
-    .idle = post_idle, .sums_open = post_sums_open, .sums_close = post_sums_close, .sum = post_sum
+    .check_peer = post_check_peer, .step_begun = post_step_begun, .progress = post_progress, .now = post_now,          \
+    .compute = post_compute, .idle = post_idle, .sums_open = post_sums_open, .sums_close = post_sums_close,            \
+    .sum = post_sum
 
 static const gg_transport_table post_table = {POST_TABLE};
 static const gg_transport_table standing_table = {POST_TABLE, .stands = true};
@@ -656,6 +664,8 @@ static void test_passed_through(void) {
     CHECK(t->timeout == 12);
     CHECK(gg_transport_now(t) == 7 && strcmp(t->table->name, "post") == 0);
     CHECK_FAILS(t->table->check_peer(t, 1), GG_ERROR_COMM, "rank 1 has ended");
+    gg_transport_step_begun(t, 5);
+    CHECK(post_begun == 5);
 
     /* Buffers are checked from when they are passed on: the work that writes one is none of its owner's mistakes. */
     t->check_buffers = true;

@@ -1,4 +1,5 @@
 /* The virtual cluster where something goes wrong: deadlocks, failures, messages that do not fit or are changed. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -352,7 +353,21 @@ static void test_corrupting(void) {
     }
 }
 
+/* A wait checks its peer if rounds and time have passed. */
+static void test_check_due(void) {
+    const int rounds = GG_CHECK_ROUNDS;
+    double due = 0;
+    CHECK(!gg_check_due(&due, rounds - 2) && due == 0);
+    CHECK(!gg_check_due(&due, rounds - 1) && due > 0); /* the first rounds of a wait */
+    due = INFINITY;
+    CHECK(!gg_check_due(&due, 2 * rounds - 1));
+    due = 0;
+    CHECK(!gg_check_due(&due, 2 * rounds - 2));
+    CHECK(gg_check_due(&due, 2 * rounds - 1) && due > 0);
+}
+
 int main(void) {
+    test_check_due();
     test_options();
     test_deadlock();
     test_a_measurement_is_no_agreement();
