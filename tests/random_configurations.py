@@ -39,6 +39,7 @@ POOLS = {
     "exchange": ["auto", "weights+momentum", "weights", "slices", "gradients"],
     "slices": [None, None, 2, 3, 7],
     "mix": ["displacement", "halves"],
+    "mu": [0.9, 0.0, 0.5],
     "mix_gamma": [None],  # with compression alone: Configuration draws it
     "bucket_bytes": [None, 1, 300, 2000],
     "chunk_bytes": [None, 64, 448, 3000],
@@ -148,6 +149,8 @@ class Configuration:
         else:
             self.optimizer = gg.SGD(lr=0.05, momentum=momentum, nesterov=momentum > 0 and generator.random() < 0.3)
         self._draw_groups(np.random.default_rng([self.number, 2]))
+        if isinstance(self.strategy, gg.QuasiGlobal):  # makes SGD's momentum
+            self.optimizer = gg.SGD(lr=0.05, momentum=0.9, nesterov=self.number % 2 == 0)
         self._draw_local_momentum(np.random.default_rng([self.number, 6]))
         self.widths = [int(n) for n in generator.integers(1, 40, generator.integers(1, 4))]
         self.convolution = bool(generator.random() < 0.4)
@@ -271,12 +274,12 @@ def keeps_the_mean(strategy: strategies.Strategy) -> bool:
     """At learning rate 0, whatever the replicas are."""
     if strategy.name in ("pull-gossip", "push-gossip"):
         return strategy.push_sum
-    return isinstance(strategy, (gg.GossipGraD, gg.PeriodicAllReduce, gg.NoExchange))
+    return isinstance(strategy, (strategies.Partnered, gg.PeriodicAllReduce, gg.NoExchange))
 
 
 def draws_together(strategy: strategies.Strategy) -> bool:
-    if isinstance(strategy, gg.GossipGraD):
-        return strategy.exchange != "gradients"
+    if isinstance(strategy, strategies.Partnered):
+        return getattr(strategy, "exchange", "weights") != "gradients"
     return strategy.name in ("periodic-allreduce", "pull-gossip", "push-gossip")
 
 

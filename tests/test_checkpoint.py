@@ -44,7 +44,7 @@ def fit(trainer, data, epochs, **options):
 STRATEGIES = [gg.GossipGraD(), gg.GossipGraD(staleness=1, topology="cube"), gg.AllReduce(), gg.NoExchange()]
 STRATEGIES += [gg.GossipGraD(shuffle_samples=True)]
 STRATEGIES += [gg.GossipGraD(wire_dtype="bfloat16"), gg.GossipGraD(wire_dtype="bfloat16", exchange="gradients")]
-STRATEGIES += [gg.DiLoCo(period=4, fragments=3), gg.NoLoCo(period=3)]
+STRATEGIES += [gg.DiLoCo(period=4, fragments=3), gg.NoLoCo(period=3), gg.QuasiGlobal(topology="ring")]
 STRATEGIES += [gg.LayerwiseAllReduce(), gg.PeriodicAllReduce(), gg.PeriodicAllReduce(period=7)]
 STRATEGIES += [gg.OverlappedAveraging(chunk_bytes=64)]
 STRATEGIES += [gg.ElasticAveraging(period=3), gg.ElasticAveraging(synchronous=False), gg.ParameterServer(period=3)]

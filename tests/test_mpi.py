@@ -118,6 +118,8 @@ RUNS = {
         13,
         "clipped",
     ),
+    "quasi-global": (gg.QuasiGlobal(bucket_bytes=1, chunk_bytes=6000), 101, 13, 0.9),
+    "quasi-global, bfloat16, clipped": (gg.QuasiGlobal(wire_dtype="bfloat16"), 203, 16, "clipped"),
     "no-exchange": (gg.NoExchange(), 101, 13, 0.9),
     "adacomp, allreduce": (gg.AllReduce(), 203, 16, 0.9),
     "adacomp, layerwise": (gg.LayerwiseAllReduce(), 203, 16, 0.9),

@@ -187,7 +187,7 @@ def test_gradients_that_are_read_are_each_ranks_own(strategy, make):
                 if step == 0:  # then the weights were those of the forward pass
                     torch.testing.assert_close(kept, own.grad)
 
-    gg.torch.replicas(make, 2, gg.SGD(1e-9), STRATEGIES[strategy], overlap=True).run(train)
+    gg.torch.replicas(make, 2, gg.SGD(1e-9, momentum=0.5), STRATEGIES[strategy], overlap=True).run(train)
 
 
 @pytest.mark.parametrize("where", ["2", "extra"])

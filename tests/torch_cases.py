@@ -35,6 +35,7 @@ STRATEGIES = {
     "push-sum": gg.PushGossip(push_sum=True),
     "DiLoCo": gg.DiLoCo(period=5),
     "NoLoCo": gg.NoLoCo(period=5),
+    "quasi-global": gg.QuasiGlobal(),
     "none": gg.NoExchange(),
 }
 # What a rank finds at a server depends on when that polls, which is not the same in both: one rank alone. Up to the

@@ -36,7 +36,8 @@
     X(PARAMETER_SERVER, parameter_server)                                                                              \
     X(DILOCO, diloco)                                                                                                  \
     X(NOLOCO, noloco)                                                                                                  \
-    X(NO_EXCHANGE, no_exchange)
+    X(NO_EXCHANGE, no_exchange)                                                                                        \
+    X(QUASI_GLOBAL, quasi_global)
 
 typedef enum gg_strategy_kind {
 #define GG_STRATEGY_KIND(kind, row) GG_STRATEGY_##kind,
@@ -62,7 +63,7 @@ typedef enum gg_partition_fc {
 } gg_partition_fc;
 
 /* Options of one strategy, or shared by several. */
-typedef struct gg_gossip_options { /* GossipGraD */
+typedef struct gg_gossip_options { /* GossipGraD, QuasiGlobal */
     gg_schedule_options schedule;
     bool hierarchical;  /* all-reduce of gradients inside a node, gossip between nodes */
     int ranks_per_node; /* with hierarchical; 0 means the ranks that share memory */
@@ -72,6 +73,7 @@ typedef struct gg_gossip_options { /* GossipGraD */
     int slices;       /* step t exchanges slice t mod `slices` of every bucket; 0 means 1 */
     bool push_sum;    /* weights carry a mass, so that averaging preserves their mean */
     double mix_gamma; /* with compression: the partners' share in a mix; 0 means a half */
+    double mu;        /* QuasiGlobal: share of the former momentum */
 } gg_gossip_options;
 
 typedef struct gg_random_options { /* pull and push gossip */

@@ -22,7 +22,7 @@ from gossipgrad.strategies.topologies import (
     read_topology,
 )
 
-__all__ = ["GossipGraD", "PullGossip", "PushGossip"]
+__all__ = ["GossipGraD", "QuasiGlobal", "PullGossip", "PushGossip"]
 
 Exchange = Literal["auto", "weights+momentum", "weights", "slices", "gradients"]
 Mix = Literal["displacement", "halves"]
@@ -256,6 +256,42 @@ class GossipGraD(Partnered):
             nodes, ranks = self.partners_on(team)
             facts |= {"nodes": nodes, "ranks_per_node": ranks}
         return facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuasiGlobal(Partnered):
+    """Gossip of weights whose momentum follows the mixed weights, so that ranks with unlike samples disturb each other
+    less; no more bytes than GossipGraD's exchange="weights".
+
+    Lin, Karimireddy, Stich, Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep Learning on Heterogeneous
+    Data" (2021), arXiv 2102.04761: QG-DSGDm. A rank has weights x and momentum m, at first 0. In a step with learning
+    rate lr and gradient g, weight decay included, where beta is the momentum of SGD and w' are the partner's weights:
+
+        v = beta * m + g;  w = x - lr * v;  x' = w + (w' - w) / 2;  m' = mu * m + (1 - mu) * (x - x') / lr.
+
+    With SGD's nesterov w = x - lr * (g + beta * v). A rank without a partner has x' = w. So m follows all that moved
+    the weights, the partners' updates too. m' is made when the layer is needed again. At rest it is the optimiser's
+    momentum: it is saved, resumed to the bit, and becomes that of another strategy. A learning rate of 0 keeps m.
+    Statistics of BatchNorm are mixed like weights and have no momentum.
+
+    One rank has m' = (1 - (1 - mu) * (1 - beta)) * m + (1 - mu) * g: under a constant gradient a step is as long as
+    SGD's, for any mu. With mu=0 it is SGD, but for rounding. So rates of SGD suit.
+
+    The optimiser is SGD with momentum; others are refused. Every exchange preserves the mean of the replicas. A rank
+    stores one model more than GossipGraD.
+
+    topology      as of GossipGraD; so are rotate, permutations, wire_dtype, bucket_bytes, chunk_bytes and
+                  shuffle_samples.
+    mu            the share of the former momentum, at least 0 and below 1.
+    """
+
+    name: ClassVar[str] = "quasi-global"
+    not_compressed: ClassVar[str] = "its momentum follows whole exchanges of the weights"
+    mu: float = shared.option("quasi-global", "mu")
+    wire_dtype: WireDtype = shared.option("quasi-global", "wire_dtype")
+    bucket_bytes: int | None = shared.option("quasi-global", "bucket_bytes")
+    chunk_bytes: int | None = shared.option("quasi-global", "chunk_bytes")
+    shuffle_samples: bool = shared.option("quasi-global", "shuffle_samples")
 
 
 @dataclass(frozen=True, kw_only=True)
