@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from exchange_cases import SMALL, all_step, assert_same, made
+from exchange_cases import SHAPES, SMALL, all_step, assert_same, made
 from gossip_reference import Gradients, assert_steady, randomise, small_batches, small_net, state
 from test_strategies import trainer_of
 
@@ -133,3 +133,36 @@ def test_compression_is_refused():
 
 def test_a_warm_step_allocates_nothing():
     assert_steady(lambda strategy: trainer_of(3, OPTIMIZERS["momentum"], strategy), gg.QuasiGlobal(), 3, warm=4)
+
+
+def test_a_rank_that_did_not_ask_for_its_weights_waits_for_them():
+    """ready alone, as of a rank without samples, while the partner's weights are on their way."""
+    found = []
+    for asks in (True, False):
+        x = made(gg.QuasiGlobal(**SMALL), comm=gg.VirtualCluster(3, latency=1.0))
+
+        def steps(rank, x=x, asks=asks):
+            for _ in range(4):
+                x.core.begin(rank)
+                for layer in range(len(SHAPES)) if asks else ():
+                    x.core.need(rank, layer)
+                for array in x.core.gradients(rank).values():
+                    array[...] = rank
+                for layer in reversed(range(len(SHAPES))):
+                    x.core.ready(rank, layer)
+                x.core.end(rank)
+
+        x.core.run(steps)
+        found.append(x)
+    assert_same(*found)
+
+
+def test_weights_that_one_rank_writes_between_steps_are_no_displacement():
+    found = []
+    for written in (0.0, 1.0):
+        x = made(gg.QuasiGlobal(), p=1)
+        for _ in range(3):
+            x.step([{name: np.ones(shape) for name, shape in SHAPES.items()}])
+            x.core.weights()["w"][...] += written
+        found.append(x.core.arena("momentum")["w"])
+    np.testing.assert_allclose(*found, rtol=1e-4)
