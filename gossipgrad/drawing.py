@@ -114,7 +114,7 @@ def longer(axis: Any, share: float) -> None:
     axis.axes.set(**{f"{axis.axis_name}lim": (axis.get_view_interval()[0], far)})
 
 
-_PARTS = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 2.0, 3.0, 4.0, 6.0, 8.0))
+_PARTS = ((1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 2.0, 3.0, 4.0, 6.0, 8.0))
 
 
 def numbers(low: float, high: float) -> list[float]:
@@ -122,7 +122,9 @@ def numbers(low: float, high: float) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    decades = decades[:: math.ceil(len(decades) / 8)]
+    powers = [10.0**decade for decade in decades if low <= 10.0**decade <= high]
+    if len(powers) >= 4:
+        return powers[:: math.ceil(len(powers) / 8)]
     for parts in _PARTS:
         places = [part * 10.0**decade for decade in decades for part in parts]
         places = [place for place in places if low <= place <= high]
@@ -132,10 +134,12 @@ def numbers(low: float, high: float) -> list[float]:
 
 
 def number(value: float, _: Any = None) -> str:
-    """The text of a number at an axis: a power of ten as such if it is long."""
-    exponent = round(math.log10(value)) if value > 0 else 0
-    power = not -4 < exponent < 5 and math.isclose(value, 10.0**exponent)
-    return f"$10^{{{exponent}}}$" if power else f"{value:g}"
+    """The text of a number at an axis: with a power of ten if it is long."""
+    if value <= 0 or 1e-3 <= value < 1e5:
+        return f"{value:g}"
+    exponent = math.floor(math.log10(value) + 1e-9)
+    part = f"{value / 10.0**exponent:g}"
+    return f"$10^{{{exponent}}}$" if part == "1" else f"${part}\\cdot10^{{{exponent}}}$"
 
 
 def log(axis: Any) -> None:

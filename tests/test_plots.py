@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from pathlib import Path
 
@@ -207,7 +208,13 @@ def test_numbers_of_logarithmic_axes():
         places = drawing.numbers(low, high)
         assert 4 <= len(places) <= 11 and low <= places[0] and places[-1] <= high and places == sorted(set(places))
     assert drawing.numbers(1, 100) == [1, 3, 10, 30, 100] and drawing.number(0.2) == "0.2"
-    assert drawing.number(1e-6) == "$10^{-6}$" and drawing.number(0) == "0" and drawing.number(3e-6) == "3e-06"
+    assert (
+        drawing.number(1e-6) == "$10^{-6}$" and drawing.number(0) == "0" and drawing.number(3e-6) == r"$3\cdot10^{-6}$"
+    )
+    assert drawing.number(2e5) == r"$2\cdot10^{5}$" and drawing.number(0.003) == "0.003"
+    for low, high in ((2e-8, 0.3), (1e-3, 10), (5e-9, 2e9)):  # every decade, or every second, ...
+        steps = {round(math.log10(b / a), 6) for a, b in itertools.pairwise(drawing.numbers(low, high))}
+        assert len(steps) == 1
 
 
 def test_names_are_kept_apart():
