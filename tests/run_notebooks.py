@@ -47,11 +47,12 @@ def executed(path: Path, folder: Path) -> Any:
 
 
 def smaller(png: str) -> str:
-    """A picture of at most 64 colours in base64."""
+    """A picture of at most 64 colours in base64; what was transparent still is."""
     from PIL import Image
 
     done = io.BytesIO()
-    Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB").quantize(64).save(done, "png", optimize=True)
+    whole = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGBA")
+    whole.quantize(64, method=Image.Quantize.FASTOCTREE).save(done, "png", optimize=True)
     return base64.b64encode(done.getvalue()).decode()
 
 
