@@ -51,7 +51,7 @@ _DESCRIPTION = """\
 Trains strategies side by side on virtual ranks, with equal samples for each.
 Writes tables, data and pictures into a folder."""
 _SHORT = {
-    "strategies": "all, or names with commas; default: the five main ones",
+    "strategies": "main (five), all, or names; default: %(default)s",
     "virtual_ranks": "numbers of ranks; default: 2,4,8",
     "report_dir": "a new or empty folder; default: compare-DATE",
     "model": "lenet, mlp, resnet20, ...; default: %(default)s",
@@ -80,10 +80,10 @@ gossipgrad compare --straggler-probability 0.1 --straggler-delay 0.01"""
 def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--strategies",
-        default=",".join(compare.MAIN),
+        default="main",
         metavar="LIST",
-        help="all, or names with commas, each with options: gossipgrad:staleness=1, allreduce:lr=0.02, "
-        "allreduce:compression=adacomp, allreduce:apoptosis=true",
+        help="main (the five that matter first), all, or names with commas, each with options: "
+        "gossipgrad:staleness=1, allreduce:lr=0.02, allreduce:compression=adacomp, allreduce:apoptosis=true",
     )
     parser.add_argument("--virtual-ranks", type=_NUMBERS, default=(2, 4, 8), metavar="P,P,...", help="numbers of ranks")
     add_data(parser)

@@ -16,7 +16,7 @@ from gossipgrad.keywords import keywords
 from gossipgrad.literals import Backend
 
 LR_SCALINGS = ("none", "sqrt", "linear")
-# The default, and the first of "all". The usual period of DiLoCo and NoLoCo, 50 steps, is for longer runs than these.
+# "main" of the command line, and the first of "all". DiLoCo's and NoLoCo's usual period, 50, is for longer runs.
 MAIN = ("gossipgrad", "allreduce", "layerwise-allreduce", "diloco:period=10", "noloco:period=10")
 LINKS = Network(latency=50e-6, bandwidth=1.25e9)  # 10 Gbit/s Ethernet, as in a plain cluster
 Record = dict[str, Any]
@@ -101,9 +101,9 @@ def _beside(strategy: type[strategies.Strategy]) -> list[str]:
 
 
 def entries(text: str) -> list[Entry]:
-    """The strategies of a list: "all", or names with commas, each with options: "gossipgrad:staleness=1,allreduce".
+    """The strategies of a list: "main", "all", or names with commas, with options: "gossipgrad:staleness=1,allreduce".
 
-    "all" are those of MAIN, which have shorter periods than usual, and all others.
+    "main" are those of MAIN, which have shorter periods than usual; "all" are these and all others.
 
     An option is the keyword of the strategy's constructor, or lr: a learning rate of its own, or several to try,
     "parameter-server:lr=0.001/0.003"; or compression, and its keywords as on the command line,
@@ -113,7 +113,7 @@ def entries(text: str) -> list[Entry]:
     found = []
     main = {label.partition(":")[0] for label in MAIN}
     every = [*MAIN, *(name for name in strategies.BY_NAME if name not in main)]
-    for words in every if text == "all" else text.split(","):
+    for words in {"main": MAIN, "all": every}.get(text) or text.split(","):
         label = words.strip()
         name, *pairs = label.split(":")
         options: Record = {}
