@@ -88,6 +88,7 @@ def test_all_are_those_there_are():
     assert sorted(names) == sorted(gg.strategies.BY_NAME) and names[:5] == [
         one.partition(":")[0] for one in compare.MAIN
     ]
+    assert [one.label for one in compare.entries("main, no-exchange")] == [*compare.MAIN, "no-exchange"]
     late, plain = compare.entries("gossipgrad:staleness=1:rotate=false:lr=0.5,allreduce")
     assert late.strategy == gg.GossipGraD(staleness=1, rotate=False) and late.rates == (0.5,)
     assert plain == compare.Entry("allreduce", gg.AllReduce())

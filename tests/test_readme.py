@@ -24,7 +24,7 @@ INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install -e "
 REDUCED = {
     "gossipgrad run -n 2 train": "--epochs 1",
     "gossipgrad run -n 4 train --strategy layerwise-allreduce --report run.json": "--epochs 1",
-    "gossipgrad compare --virtual-ranks 2,4 --report-dir comparison": "--points 1 --samples 256 --lr 0.01"
+    "gossipgrad compare --virtual-ranks 2,4 --report-dir comparison": "--points 1 --samples 256 --lr 0.01 --seeds 1"
     " --strategies gossipgrad,parameter-server",
     "python -m pytest -q": "--collect-only tests/test_readme.py",
     "gossipgrad train --model resnet18 --data FOLDER": "--image-size 64 --batch-size 4 --epochs 1",

@@ -101,9 +101,9 @@ def _beside(strategy: type[strategies.Strategy]) -> list[str]:
 
 
 def entries(text: str) -> list[Entry]:
-    """The strategies of a list: "main", "all", or names with commas, with options: "gossipgrad:staleness=1,allreduce".
+    """The strategies of a list of names with commas, each with options: "gossipgrad:staleness=1,allreduce".
 
-    "main" are those of MAIN, which have shorter periods than usual; "all" are these and all others.
+    "main" stands for those of MAIN, which have shorter periods than usual, and "all" for these and all others.
 
     An option is the keyword of the strategy's constructor, or lr: a learning rate of its own, or several to try,
     "parameter-server:lr=0.001/0.003"; or compression, and its keywords as on the command line,
@@ -113,8 +113,8 @@ def entries(text: str) -> list[Entry]:
     found = []
     main = {label.partition(":")[0] for label in MAIN}
     every = [*MAIN, *(name for name in strategies.BY_NAME if name not in main)]
-    for words in {"main": MAIN, "all": every}.get(text) or text.split(","):
-        label = words.strip()
+    named = {"main": MAIN, "all": every}
+    for label in [one for words in text.split(",") for one in named.get(words.strip(), (words.strip(),))]:
         name, *pairs = label.split(":")
         options: Record = {}
         for pair in pairs:
