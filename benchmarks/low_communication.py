@@ -28,7 +28,7 @@ import records
 from records import Record
 
 import gossipgrad as gg
-from gossipgrad import drawing
+from gossipgrad import drawing, show
 
 Pair = tuple[gg.Dataset, gg.Dataset]
 
@@ -262,7 +262,9 @@ def main() -> None:
         found[name] = (runs, times(runs, steps, target), target)
         table(name, *found[name])
     if arguments.plot:
-        plot(arguments.plot, found, f"{arguments.ranks} virtual ranks; period {arguments.period}; seed 0")
+        links = ", ".join(f"{name} and {show.quantity(one.latency, 's')}" for name, one in NETWORKS.items())
+        about = f"{arguments.ranks} virtual ranks; period {arguments.period}; seed 0; links of {links}"
+        plot(arguments.plot, found, f"{about}; steps of {show.quantity(arguments.compute_time, 's')}")
 
 
 if __name__ == "__main__":
