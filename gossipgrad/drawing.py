@@ -130,7 +130,11 @@ def numbers(low: float, high: float) -> list[float]:
         places = [place for place in places if low <= place <= high]
         if 4 <= len(places) <= 9:
             return places
-    return [float(place) for place in MaxNLocator(9).tick_values(low, high) if low <= place <= high]
+    for most in range(4, 10):
+        places = [float(place) for place in MaxNLocator(most).tick_values(low, high) if low <= place <= high]
+        if len(places) >= 4:
+            break
+    return places
 
 
 def number(value: float, _: Any = None) -> str:

@@ -64,6 +64,12 @@ def check_numbers(figure):
             places = [place for place in axis.get_majorticklocs() if low <= place <= high]
             if axis.get_scale() in ("log", "symlog") and axis.get_label_text() != "ranks":
                 words = [axis.get_major_formatter()(place) for place in places]
+                shown = [
+                    tick.label1.get_window_extent() for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high
+                ]
+                assert not any(one.overlaps(two) for one, two in itertools.combinations(shown, 2)), (
+                    axis.get_label_text()
+                )
                 assert len(places) >= 4 and all(words) and len(set(words)) == len(words), axis.get_label_text()
 
 
@@ -212,6 +218,7 @@ def test_numbers_of_logarithmic_axes():
         drawing.number(1e-6) == "$10^{-6}$" and drawing.number(0) == "0" and drawing.number(3e-6) == r"$3\cdot10^{-6}$"
     )
     assert drawing.number(2e5) == r"$2\cdot10^{5}$" and drawing.number(0.003) == "0.003"
+    assert drawing.numbers(95, 470) == [100, 200, 300, 400], "not so many that they touch"
     for low, high in ((2e-8, 0.3), (1e-3, 10), (5e-9, 2e9)):  # every decade, or every second, ...
         steps = {round(math.log10(b / a), 6) for a, b in itertools.pairwise(drawing.numbers(low, high))}
         assert len(steps) == 1
