@@ -294,7 +294,7 @@ def test_another_mpi_is_refused():
 
 
 def test_mpi_environment(monkeypatch):
-    for name in ("OMPI_MCA_btl", "OMPI_MCA_pml", "GOSSIPGRAD_MPI_DEFAULTS"):
+    for name in ("OMPI_MCA_btl", "OMPI_MCA_pml", "GOSSIPGRAD_MPI_DEFAULTS", "UCX_TLS", "PMI_SIZE", "MPI_LOCALNRANKS"):
         monkeypatch.setenv(name, "x")  # registers them for restoring
         monkeypatch.delenv(name)
     monkeypatch.setattr(preload, "fast_fabric", lambda: False)
@@ -303,6 +303,10 @@ def test_mpi_environment(monkeypatch):
     assert made["OMPI_MCA_pml"] == "ob1" == os.environ["OMPI_MCA_pml"] and made["HOME"]
     monkeypatch.setenv("OMPI_MCA_pml", "ucx")
     assert "OMPI_MCA_pml" not in preload.mpi_environment()
+    monkeypatch.setenv("PMI_SIZE", "4")
+    for ranks_here, wanted in (("2", {}), ("4", {"UCX_TLS": "self,sm"}), ("4", {})):  # the last one finds it set
+        monkeypatch.setenv("MPI_LOCALNRANKS", ranks_here)
+        assert preload.mpi_environment() == wanted
     monkeypatch.delenv("OMPI_MCA_btl")
     monkeypatch.setattr(preload, "fast_fabric", lambda: True)
     assert preload.mpi_environment() == {}

@@ -185,8 +185,8 @@ def mpi_environment() -> dict[str, str]:
     """Set missing variables for MPI_Init; returns those set. Call it before MPI_Init.
 
     Without a fast fabric Open MPI spends a second to find that out: then only sockets and shared memory are
-    offered to it. GOSSIPGRAD_MPI_DEFAULTS=0 leaves everything as it is, except a missing HOME, because Open MPI does
-    not start without.
+    offered to it. On one host only shared memory is, so that ranks listen on no network. GOSSIPGRAD_MPI_DEFAULTS=0
+    leaves everything as it is, except a missing HOME, because Open MPI does not start without.
     """
     made: dict[str, str] = {}
 
@@ -203,6 +203,8 @@ def mpi_environment() -> dict[str, str]:
         here = size is not None and os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size
         default("OMPI_MCA_btl", ONE_HOST.get(build_facts().MPI_VERSION[:1], NO_FABRIC) if here else NO_FABRIC)
         default("OMPI_MCA_pml", "ob1")
+        if os.environ.get("MPI_LOCALNRANKS") == os.environ.get("PMI_SIZE", "unknown"):  # MPICH on one host
+            default("UCX_TLS", "self,sm")
     if not os.access("/tmp", os.W_OK | os.X_OK):
         default("TMPDIR", tempfile.gettempdir())
     return made
