@@ -24,6 +24,8 @@ def sorted_by_label(data: gg.data.Dataset) -> gg.data.Dataset:
 CONTESTANTS: dict[str, tuple[Callable[[bool], gg.strategies.Strategy], float]] = {
     "gossipgrad": (lambda shuffle: gg.GossipGraD(shuffle_samples=shuffle), 1),
     "gossipgrad, weights only": (lambda shuffle: gg.GossipGraD(exchange="weights", shuffle_samples=shuffle), 1),
+    "quasi-global": (lambda shuffle: gg.QuasiGlobal(shuffle_samples=shuffle), 1),
+    "quasi-global, mu 0": (lambda shuffle: gg.QuasiGlobal(mu=0.0, shuffle_samples=shuffle), 1),
     "periodic-allreduce, 16": (lambda shuffle: gg.PeriodicAllReduce(period=16, shuffle_samples=shuffle), 1),
     "no-exchange": (lambda shuffle: gg.NoExchange(shuffle_samples=shuffle), 0.25),
 }
