@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from gossip_reference import Simulation, flat  # noqa: E402
 from outer_reference import OuterSteps  # noqa: E402
+from test_quasi_global import Reference  # noqa: E402
 from torch_cases import batch, small  # noqa: E402
 
 import gossipgrad.torch  # noqa: E402
@@ -101,6 +102,17 @@ class Gossip(Mean, Simulation):
     pass
 
 
+class QuasiGlobal(Mean, Reference):
+    def __init__(self, weights, momentum, optimizer, strategy, seed, like):
+        super().__init__(weights, momentum, optimizer, strategy, seed)
+
+    def step(self, gradients):
+        super().step(gradients, self.optimizer.lr)
+
+    def settle(self):
+        pass
+
+
 class Outer(Mean, OuterSteps):
     pass
 
@@ -121,6 +133,7 @@ DEFINITIONS = {
         4,
         LEGS,
     ),
+    "quasi-global": (QuasiGlobal, [gg.QuasiGlobal(), gg.QuasiGlobal(mu=0.5, topology="ring")], 4, LEGS),
     "allreduce": (MeanGradient, [gg.AllReduce()], 4, LEGS),
     "layerwise-allreduce": (MeanGradient, [gg.LayerwiseAllReduce()], 4, LEGS),
     "overlapped-averaging": (MeanGradient, [gg.OverlappedAveraging()], 4, LEGS),
