@@ -21,8 +21,8 @@ from gossipgrad.model import Model, some_of
 Record = dict[str, Any]
 
 ALL = "*"
-LEAST_BUDGET = 1e-3  # min of the budget, as a share of the given one
-MOST_GAIN = 8.0  # max factor of the budget for a layer; its inverse is the min
+MIN_BUDGET = 1e-3  # min of the budget, as a share of the given one
+MAX_GAIN = 8.0  # max factor of the budget for a layer; its inverse is the min
 
 
 def layer_patterns(value: Any) -> tuple[str, ...]:
@@ -331,7 +331,7 @@ class Course:
         if event["undone"] and None not in (loss, after) and after <= limit(options.epsilon, loss):
             return  # cheap by itself: the cost of earlier events has not been made up for yet
         if event["undone"]:
-            self.budget = max(self.budget * options.shrink, options.budget * LEAST_BUDGET)
+            self.budget = max(self.budget * options.shrink, options.budget * MIN_BUDGET)
         else:
             self.budget = min(self.budget * options.grow, options.budget)
         if not left:
@@ -340,7 +340,7 @@ class Course:
             if not left.get(name) and event["undone"]:
                 continue  # not part of the event
             factor = options.grow if left.get(name) and not event["undone"] else 1.0 / options.grow
-            self.gain[name] = min(max(self.gain.get(name, 1.0) * factor, 1.0 / MOST_GAIN), MOST_GAIN)
+            self.gain[name] = min(max(self.gain.get(name, 1.0) * factor, 1.0 / MAX_GAIN), MAX_GAIN)
 
     def settings(self) -> Record:
         """The course in terms of JSON."""

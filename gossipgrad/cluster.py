@@ -10,7 +10,7 @@ from gossipgrad import _core
 from gossipgrad.errors import CommunicationError, integer, named_keywords, number, store, warn
 from gossipgrad.launch import agreement, failure, origin, preload, stall
 
-MOST_VIRTUAL_RANKS = 4096
+MAX_VIRTUAL_RANKS = 4096
 
 
 @named_keywords
@@ -86,7 +86,7 @@ class VirtualCluster:
     def __post_init__(self) -> None:
         store(
             self,
-            p=integer("p", self.p, 1, MOST_VIRTUAL_RANKS),
+            p=integer("p", self.p, 1, MAX_VIRTUAL_RANKS),
             latency=number("latency", self.latency, 0.0),
             bandwidth=number("bandwidth", self.bandwidth, 0.0),
             compute_rate=number("compute_rate", self.compute_rate, 0.0),

@@ -23,7 +23,7 @@ MODES = get_args(Mode)
 VALUES = get_args(Values)
 SELECTIONS = get_args(Selection)
 
-MOST_BIN = 16383  # GG_MOST_BIN
+MAX_BIN = 16383  # GG_MAX_BIN
 BIN_SIZE: dict[str, int] = {"conv": 50, "linear": 500, "recurrent": 500, "other": 500}
 
 
@@ -34,12 +34,10 @@ def _bin_size(value: Any) -> dict[str, int]:
     if not isinstance(value, Mapping):
         if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
             allowed = ", ".join(map(repr, FAMILIES))
-            raise TypeError(
-                f"bin_size={value!r}: allowed: an integer in 0..{MOST_BIN}, or a dict of these by {allowed}"
-            )
-        return dict.fromkeys(FAMILIES, integer("bin_size", value, 0, MOST_BIN))
+            raise TypeError(f"bin_size={value!r}: allowed: an integer in 0..{MAX_BIN}, or a dict of these by {allowed}")
+        return dict.fromkeys(FAMILIES, integer("bin_size", value, 0, MAX_BIN))
     _check_families("bin_size", value)
-    return BIN_SIZE | {key: integer(f"bin_size[{key!r}]", one, 0, MOST_BIN) for key, one in value.items()}
+    return BIN_SIZE | {key: integer(f"bin_size[{key!r}]", one, 0, MAX_BIN) for key, one in value.items()}
 
 
 def _factor(value: Any, usual: float) -> float | dict[str, float]:

@@ -22,15 +22,15 @@ from gossipgrad._core import Cancelled, CommunicationError
 __all__ = ["Cancelled", "CheckpointError", "CommunicationError", "DataError", "SavedOnSignal"]
 
 
-MOST_SHOWN = 2000  # characters of a message that quotes a file
+MAX_SHOWN = 2000  # characters of a message that quotes a file
 
 
 def printable(text: str) -> str:
     """`text` for a terminal: characters that move its cursor or hide others become escapes, and the middle of a long
     text is left out.
     """
-    if len(text) > MOST_SHOWN:
-        half = MOST_SHOWN // 2
+    if len(text) > MAX_SHOWN:
+        half = MAX_SHOWN // 2
         text = f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
     if text.isprintable():
         return text

@@ -28,7 +28,7 @@ CXX = "g++"  # whose calls before each access the emulation defines
 
 COMMON = [
     *["-std=c++17", "-g1", "-ffp-contract=off", "-fno-omit-frame-pointer", "-DGG_CUDA_EMULATION"],
-    "-DGG_CUDA_MOST_BLOCKS=2",  # so that kernels go around in their loops
+    "-DGG_CUDA_MAX_BLOCKS=2",  # so that kernels go around in their loops
     *["-Wall", "-Wextra", "-Wshadow", "-Wno-unknown-pragmas"],
     *["-I", str(ROOT / "csrc"), "-I", str(FOLDER), "-I", str(FOLDER / "emulation"), "-I", str(ROOT / "tests" / "c")],
 ]

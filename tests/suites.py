@@ -25,7 +25,7 @@ MARKERS = (
 CORE, FULL, LONG = range(3)
 LEFT = pytest.StashKey[int]()
 CASES = 8
-MOST_PROCESSES = 16  # each has MPI jobs of several ranks
+MAX_PROCESSES = 16  # each has MPI jobs of several ranks
 
 # Reasons of skips that --tools makes failures.
 MISSING = re.compile(r"could not import|no g\+\+ here")
@@ -66,7 +66,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if option.usepdb or option.trace or option.capture == "no" or option.collectonly:
         return
     if option.numprocesses is None and option.dist == "no" and not option.tx:
-        option.numprocesses = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+        option.numprocesses = min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
         option.dist = "loadfile"
         option.maxworkerrestart = "0"  # with "loadfile" and a new process, xdist 3.8 waits for ever after a crash
 

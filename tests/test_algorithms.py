@@ -60,7 +60,7 @@ def refuse(*_):
 def patient(monkeypatch, tmp_path):
     """There is time to measure for any run; the cache is in an empty folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(algorithms, "LEAST_STEPS", 0)
+    monkeypatch.setattr(algorithms, "MIN_STEPS", 0)
     monkeypatch.setattr(algorithms, "SHARE", 1e9)
 
 
@@ -687,7 +687,7 @@ def test_measuring_takes_a_share_of_the_run_and_of_a_timeout():
     assert algorithms.SECONDS == whole() == whole(1e6) == whole(0.0, 10**9, lambda: 1.0)
     assert 4.0 * algorithms.PATIENCE == whole(4.0) == whole(4.0, 10**9, lambda: 1.0)
     assert 2.0 == whole(0.0, 100, lambda: 0.2) and whole(0.0, 100, lambda: 1e-6) == 0.0
-    assert algorithms.Budget(0.0, algorithms.LEAST_STEPS - 1, refuse).left() == 0.0  # not worth a step
+    assert algorithms.Budget(0.0, algorithms.MIN_STEPS - 1, refuse).left() == 0.0  # not worth a step
     assert algorithms.Budget().left() > 0
     with gg.Trainer(network()) as trainer:
         trainer.train_step(*data(8))

@@ -176,7 +176,7 @@ def test_each_evaluation_is_a_pass_and_leaves_none_behind(begin, end):
 
 
 def test_threads_that_evaluate_leave_few_passes_behind(monkeypatch):
-    monkeypatch.setattr(iterables, "MOST_CURSORS", 3)
+    monkeypatch.setattr(iterables, "MAX_CURSORS", 3)
     loader = Loader(6)
     source = gg.data.from_iterable(loader, stream=True).source
     release, read, found = threading.Event(), threading.Barrier(6), []
@@ -210,7 +210,7 @@ def test_a_stream_validates_any_number_of_epochs(ranks):
 
 def test_each_fit_has_passes_of_its_own(monkeypatch):
     """Loader adds 100 a pass: no sample of a fit is one of the pass that the fit before made."""
-    monkeypatch.setattr(iterables, "MOST_CURSORS", 3)
+    monkeypatch.setattr(iterables, "MAX_CURSORS", 3)
     loader, seen = Loader(6), []
 
     class Seen(iterables.Stream):

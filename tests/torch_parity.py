@@ -15,7 +15,7 @@ import gossipgrad as gg
 
 torch = pytest.importorskip("torch")
 TIMES = 8  # as far from float64 as PyTorch's float32 is, times this
-LEAST = 3e-6  # of the tensor's norm, where PyTorch happens to be nearer
+MIN = 3e-6  # of the tensor's norm, where PyTorch happens to be nearer
 
 
 def losses(kind):
@@ -48,7 +48,7 @@ class Pair:
 def near(what, ours, single, double, scale):
     """`scale`: the norm that is always compared with, for what is 0 but for rounding."""
     apart, allowed = np.linalg.norm(ours - double), TIMES * np.linalg.norm(single - double)
-    allowed = max(allowed, LEAST * np.linalg.norm(double), 1e-6 * scale)
+    allowed = max(allowed, MIN * np.linalg.norm(double), 1e-6 * scale)
     assert apart <= allowed, f"{what}: {apart:.3g} from PyTorch's float64; allowed {allowed:.3g}"
 
 

@@ -43,8 +43,8 @@ NARROW = (
     "turned6",
     "tiled",
 )
-LEAST_ROUNDS, MOST_ROUNDS, ROUNDS_SECONDS = 2, 8, 0.12
-LEAST_TIMES = 4  # of a row
+MIN_ROUNDS, MAX_ROUNDS, ROUNDS_SECONDS = 2, 8, 0.12
+MIN_TIMES = 4  # of a row
 
 Key = tuple[Any, ...]
 
@@ -176,7 +176,7 @@ def _profile(core: Any, x: Any, y: Any, deadline: float) -> list[dict[str, Any]]
     core.bench(x, y, 0, 1)
     found: list[dict[str, Any]] = []
     begin = time.perf_counter()
-    for round_ in range(MOST_ROUNDS):
+    for round_ in range(MAX_ROUNDS):
         core.set_timing(True)
         core.bench(x, y, 0, 1)
         own = core.profile()["operations"]
@@ -187,7 +187,7 @@ def _profile(core: Any, x: Any, y: Any, deadline: float) -> list[dict[str, Any]]
                     least["seconds"] = min(least["seconds"], one["seconds"])
         found = found or own
         now = time.perf_counter()
-        if round_ + 1 >= LEAST_ROUNDS and (now - begin > ROUNDS_SECONDS or now > deadline):
+        if round_ + 1 >= MIN_ROUNDS and (now - begin > ROUNDS_SECONDS or now > deadline):
             break
     return found
 
@@ -265,7 +265,7 @@ def fitted(records: list[dict[str, Any]]) -> dict[Key, Any]:
     by_row = defaultdict(list)
     for one in records:
         by_row[one["row"]].append(one)
-    return {row: _coefficients(own) for row, own in sorted(by_row.items()) if len(own) >= LEAST_TIMES}
+    return {row: _coefficients(own) for row, own in sorted(by_row.items()) if len(own) >= MIN_TIMES}
 
 
 def _coefficients(own: list[dict[str, Any]]) -> Any:

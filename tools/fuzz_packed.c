@@ -57,10 +57,10 @@ static void require(bool holds, const char *what) {
 }
 
 #define MARK 12345.678f
-#define MOST_SEGMENTS 5
+#define MAX_SEGMENTS 5
 
 typedef struct layout {
-    gg_segment segment[MOST_SEGMENTS];
+    gg_segment segment[MAX_SEGMENTS];
     int segments;
     size_t extent; /* elements of the arrays */
 } layout;
@@ -68,7 +68,7 @@ typedef struct layout {
 static void draw_layout(layout *l) {
     static const int widths[] = {0, 1, 2, 7, 50, 63, 64, 65, 500, 16383};
     size_t at = below(3);
-    l->segments = 1 + (int)below(MOST_SEGMENTS);
+    l->segments = 1 + (int)below(MAX_SEGMENTS);
     for (int i = 0; i < l->segments; ++i) {
         const size_t count = below(64) == 0 ? 1 + below(40000) : 1 + below(300);
         l->segment[i] = (gg_segment){.offset = at,

@@ -4,7 +4,7 @@
     python tools/prose.py csrc/comm docs/*.md # these files and folders, each by itself
 
 Columns: sentences; words in a sentence (median, 95th percentile); sentences that open with "Of", "The same", "It";
-uses of "so many", "of which", "what" outside of questions; names with MOST or LEAST in them. Code, tables and
+uses of "so many", "of which", "what" outside of questions; names with MAX or MIN in them. Code, tables and
 addresses are left out. A count is a hint where to look, and no test asks for it.
 """
 
@@ -70,13 +70,13 @@ def sentences(prose: str) -> Iterator[str]:
 
 
 def read(path: Path) -> tuple[list[str], int]:
-    """The sentences of a file, and how many names in it have MOST or LEAST."""
+    """The sentences of a file, and how many names in it have MAX or MIN."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         return [s for part in markdown(text) for s in sentences(part)], 0
     blocks = c_comments(text) if path.suffix in C else python_comments(text)
     found = [s for block in blocks for s in sentences(block)]
-    return found, len(re.findall(r"\b(?:[A-Z0-9]+_)*(?:MOST|LEAST)(?:_[A-Z0-9]+)*\b", text))
+    return found, len(re.findall(r"\b(?:[A-Z0-9]+_)*(?:MAX|MIN)(?:_[A-Z0-9]+)*\b", text))
 
 
 def room(name: str) -> str:
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> None:
         for at in (key, "all"):
             rooms.setdefault(at, ([], 0))
             rooms[at] = (rooms[at][0] + found, rooms[at][1] + names)
-    print(f"{'':32}{'sentences':>10}{'median':>8}{'95 %':>6}", *(f"{c:>9}" for c in (*COUNTS, "MOST")), sep="")
+    print(f"{'':32}{'sentences':>10}{'median':>8}{'95 %':>6}", *(f"{c:>9}" for c in (*COUNTS, "MAX")), sep="")
     for key, (found, names) in sorted(rooms.items(), key=lambda item: (item[0] == "all", item[0])):
         words = sorted(len(s.split()) for s in found) or [0]
         figures = [sum(bool(re.search(p, s, re.I)) for s in found) for p in COUNTS.values()]

@@ -25,19 +25,19 @@ static int64_t weights_of(const gg_op_desc *desc) {
     return desc->output.size[0] * (desc->input[0].size[0] / desc->groups) * window->kernel[0] * window->kernel[1];
 }
 
-/* MOST_NUMBERS: input and output numbers above which a batch is divided. LEAST_NUMBERS: min numbers of a part. All
- * parts' weight gradients together are at most 1/LEAST_SHARE of the numbers. */
-enum { MOST_NUMBERS = 4 << 20, LEAST_NUMBERS = 1 << 19, LEAST_SHARE = 4 };
+/* MAX_NUMBERS: input and output numbers above which a batch is divided. MIN_NUMBERS: min numbers of a part. All
+ * parts' weight gradients together are at most 1/MIN_SHARE of the numbers. */
+enum { MAX_NUMBERS = 4 << 20, MIN_NUMBERS = 1 << 19, MIN_SHARE = 4 };
 
 /* The smallest number of parts that are small enough, or the max allowed number. */
 static int64_t parts_of(const gg_op_desc *desc) {
     if (desc->kind != GG_OP_CONV2D || desc->groups < 1) return 1;
     const int64_t sample = gg_shape_count(&desc->input[0]) + gg_shape_count(&desc->output);
     int64_t parts = 1;
-    for (int64_t next = 2; next <= desc->batch && desc->batch / parts * sample > MOST_NUMBERS; ++next) {
+    for (int64_t next = 2; next <= desc->batch && desc->batch / parts * sample > MAX_NUMBERS; ++next) {
         if (desc->batch % next != 0) continue;
-        if (desc->batch / next * sample < LEAST_NUMBERS) break;
-        if (next * weights_of(desc) > desc->batch * sample / LEAST_SHARE) break;
+        if (desc->batch / next * sample < MIN_NUMBERS) break;
+        if (next * weights_of(desc) > desc->batch * sample / MIN_SHARE) break;
         parts = next;
     }
     return parts;

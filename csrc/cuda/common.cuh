@@ -33,14 +33,14 @@ constexpr int GG_BLOCK = 256;
 
 /* Blocks for `n` elements, `each` elements a thread at a time: enough to fill any device. Kernels loop by
  * gg_thread_count(). At least 1, so n = 0 is allowed. */
-#if defined(GG_CUDA_MOST_BLOCKS) /* few in tests, so that kernels' loops repeat */
-constexpr int64_t GG_MOST_BLOCKS = GG_CUDA_MOST_BLOCKS;
+#if defined(GG_CUDA_MAX_BLOCKS) /* few in tests, so that kernels' loops repeat */
+constexpr int64_t GG_MAX_BLOCKS = GG_CUDA_MAX_BLOCKS;
 #else
-constexpr int64_t GG_MOST_BLOCKS = 2048;
+constexpr int64_t GG_MAX_BLOCKS = 2048;
 #endif
 inline unsigned gg_blocks_for(int64_t n, int64_t each = 1) {
     const int64_t wanted = (n + each * GG_BLOCK - 1) / (each * GG_BLOCK);
-    return (unsigned)(wanted < 1 ? 1 : wanted < GG_MOST_BLOCKS ? wanted : GG_MOST_BLOCKS);
+    return (unsigned)(wanted < 1 ? 1 : wanted < GG_MAX_BLOCKS ? wanted : GG_MAX_BLOCKS);
 }
 
 /* One-dimensional grids: the number of this thread, and of all threads.

@@ -23,10 +23,10 @@ gg_status gg_cuda_fail(const gg_cuda_api *api, int error, const char *call) {
 }
 
 gg_status gg_cudnn_status(int error) {
-    const bool broken = error >= GG_CUDNN_LEAST_BROKEN && error <= GG_CUDNN_MOST_BROKEN;
+    const bool broken = error >= GG_CUDNN_MIN_BROKEN && error <= GG_CUDNN_MAX_BROKEN;
     if (error == GG_CUDNN_SUCCESS) return GG_OK;
     if (error == GG_CUDNN_NO_HOST_MEMORY || error == GG_CUDNN_NO_DEVICE_MEMORY) return GG_ERROR_MEMORY;
-    if (error < GG_CUDNN_LEAST_REFUSAL || error > GG_CUDNN_MOST_REFUSAL || broken) return GG_ERROR_BACKEND;
+    if (error < GG_CUDNN_MIN_REFUSAL || error > GG_CUDNN_MAX_REFUSAL || broken) return GG_ERROR_BACKEND;
     return GG_ERROR_UNSUPPORTED;
 }
 

@@ -33,7 +33,7 @@ void gg_cuda_narrow(gg_cuda_stream stream, size_t n, const float *in, uint16_t *
 void gg_cuda_widen(gg_cuda_stream stream, size_t n, const uint16_t *in, float *out);
 void gg_cuda_widen_add(gg_cuda_stream stream, size_t n, const uint16_t *in, float *out);
 /* Max sources of a sum. */
-#define GG_CUDA_MOST_SOURCES 2048
+#define GG_CUDA_MAX_SOURCES 2048
 void gg_cuda_weighted_sum(gg_cuda_stream stream, size_t n, int sources, const float *const *source, const float *scale,
                           float *out);
 void gg_cuda_narrow_sum(gg_cuda_stream stream, size_t n, int sources, const uint16_t *const *source, const float *scale,

@@ -14,10 +14,10 @@ extern "C" {
 
 constexpr int WARP = 32;
 /* Max blocks of a launch: they keep a large device busy, and the kernels loop. Tests use few. */
-#ifndef GG_CUDA_MOST_BLOCKS
-#define GG_CUDA_MOST_BLOCKS 8192
+#ifndef GG_CUDA_MAX_BLOCKS
+#define GG_CUDA_MAX_BLOCKS 8192
 #endif
-constexpr int64_t MOST_BLOCKS = GG_CUDA_MOST_BLOCKS;
+constexpr int64_t MAX_BLOCKS = GG_CUDA_MAX_BLOCKS;
 /* Number of blocks up to which dividing sums pays off. */
 constexpr int64_t ENOUGH_BLOCKS = 528;
 
@@ -25,7 +25,7 @@ static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static inline unsigned blocks_for(int64_t items, int64_t items_of_block) {
     const int64_t blocks = ceil_div(items, items_of_block);
-    return (unsigned)(blocks < 1 ? 1 : blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS);
+    return (unsigned)(blocks < 1 ? 1 : blocks < MAX_BLOCKS ? blocks : MAX_BLOCKS);
 }
 
 /* ReLU's gradient: passes d unless y, its output or input, is at most 0. NaN in y passes d. */

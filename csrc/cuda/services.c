@@ -9,14 +9,14 @@
 #include "base/memory.h"
 #include "base/status.h"
 
-enum { MOST_TEXT = 1024 };
+enum { MAX_TEXT = 1024 };
 
 static const gg_library_services *core;
 
 void gg_cuda_services_use(const gg_library_services *services) { core = services; }
 
 gg_status gg_fail(gg_status status, const char *format, ...) {
-    char text[MOST_TEXT];
+    char text[MAX_TEXT];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
@@ -25,7 +25,7 @@ gg_status gg_fail(gg_status status, const char *format, ...) {
 }
 
 gg_status gg_error_prefix(gg_status status, const char *format, ...) {
-    char text[MOST_TEXT];
+    char text[MAX_TEXT];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);

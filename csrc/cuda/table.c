@@ -47,8 +47,8 @@ static void table_widen_add(gg_device *device, size_t n, const uint16_t *in, flo
 /* Addresses of sources are kernel arguments. */
 static bool has_room_for(gg_device *device, int sources) {
     char why[96];
-    if (sources <= GG_CUDA_MOST_SOURCES) return true;
-    snprintf(why, sizeof why, "a sum over %d ranks; at most %d are possible here", sources, GG_CUDA_MOST_SOURCES);
+    if (sources <= GG_CUDA_MAX_SOURCES) return true;
+    snprintf(why, sizeof why, "a sum over %d ranks; at most %d are possible here", sources, GG_CUDA_MAX_SOURCES);
     gg_cuda_refuse(gg_cuda_of(device), why);
     return false;
 }

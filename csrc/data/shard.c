@@ -121,7 +121,7 @@ int64_t gg_shard_copy_altered(const gg_shard_copy *copy, const gg_dataset *sourc
 
 /* A message is n samples of each field, n ids, and n weights where there are any; each column is two runs where the
  * slots wrap around. */
-enum { MOST_COLUMNS = GG_SET_FIELDS + 2, RUNS = 2 };
+enum { MAX_COLUMNS = GG_SET_FIELDS + 2, RUNS = 2 };
 
 typedef struct column {
     char *slots;
@@ -129,7 +129,7 @@ typedef struct column {
 } column;
 
 /* Returns how many columns there are. */
-static int find_columns(const gg_shard_copy *copy, column out[MOST_COLUMNS]) {
+static int find_columns(const gg_shard_copy *copy, column out[MAX_COLUMNS]) {
     const gg_dataset *set = &copy->set;
     int n = 0;
     for (int f = 0; f < gg_dataset_fields(set); ++f)
@@ -140,7 +140,7 @@ static int find_columns(const gg_shard_copy *copy, column out[MOST_COLUMNS]) {
 }
 
 size_t gg_shard_copy_slot_bytes(const gg_shard_copy *copy) {
-    column columns[MOST_COLUMNS];
+    column columns[MAX_COLUMNS];
     size_t bytes = 0;
     const int count = find_columns(copy, columns);
     for (int i = 0; i < count; ++i) bytes += columns[i].bytes;
@@ -153,8 +153,8 @@ typedef struct run {
 } run;
 
 /* Returns how many runs there are. */
-static int find_runs(const gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, run out[MOST_COLUMNS * RUNS]) {
-    column columns[MOST_COLUMNS];
+static int find_runs(const gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, run out[MAX_COLUMNS * RUNS]) {
+    column columns[MAX_COLUMNS];
     const int count = find_columns(copy, columns);
     size_t head = (size_t)(n < ring - first ? n : ring - first);
     for (int i = 0; i < count; ++i) {
@@ -166,14 +166,14 @@ static int find_runs(const gg_shard_copy *copy, int64_t first, int64_t n, int64_
 }
 
 void gg_shard_copy_pack(const gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, void *message) {
-    run runs[MOST_COLUMNS * RUNS];
+    run runs[MAX_COLUMNS * RUNS];
     char *to = message;
     const int count = find_runs(copy, first, n, ring, runs);
     for (int i = 0; i < count; to += runs[i++].bytes) memcpy(to, runs[i].slots, runs[i].bytes);
 }
 
 void gg_shard_copy_unpack(gg_shard_copy *copy, int64_t first, int64_t n, int64_t ring, const void *message) {
-    run runs[MOST_COLUMNS * RUNS];
+    run runs[MAX_COLUMNS * RUNS];
     const char *from = message;
     const int count = find_runs(copy, first, n, ring, runs);
     for (int i = 0; i < count; from += runs[i++].bytes) memcpy(runs[i].slots, from, runs[i].bytes);

@@ -12,7 +12,7 @@
 #include "exchange/parts/factored.h"
 
 /* Elements of a linear layer's weight whose gradient does not stay in the second cache until the update. */
-#define FACTORED_LEAST ((size_t)1 << 18)
+#define FACTORED_MIN ((size_t)1 << 18)
 
 struct gg_exchange {
     gg_exchange_options asked;
@@ -54,7 +54,7 @@ static gg_status create_factored(gg_exchange *x) {
     GG_TRY_CLEANUP(gg_calloc((size_t)x->layout.layers + 1, sizeof *wish, "factors", &wish));
     for (int layer = 0; layer < x->layout.layers; ++layer) {
         const gg_parameter *weight = gg_factored_weight(&x->layout, layer);
-        if (weight != NULL && weight->count >= FACTORED_LEAST)
+        if (weight != NULL && weight->count >= FACTORED_MIN)
             wish[wishes++] = (gg_factored_wish){.layer = layer, .run = GG_LANES};
     }
     GG_TRY_CLEANUP(gg_factored_create(x->device, &x->layout, wish, wishes, &x->factored));
@@ -71,7 +71,7 @@ cleanup:
 /* Makes all that depends on the strategy or the layout. The devices and the trace exist. Collective. */
 static gg_status assemble(gg_exchange *x, const gg_exchange_costs *costs) {
     const size_t ranks = (size_t)x->transport->size;
-    const char *names[GG_MOST_MOMENTS];
+    const char *names[GG_MAX_MOMENTS];
     x->used = x->asked.strategy;
     GG_TRY(gg_strategy_tune(&x->used, &x->layout, gg_optimizer_moments(&x->asked.optimizer, names), x->transport->size,
                             costs->forward, costs->least, costs->link, &x->tuning));

@@ -42,7 +42,7 @@ static gg_status model_forward(const gg_arena_layout *layout, const double *step
     const double whole = step_seconds != NULL ? slowest / 3 : MODEL_SECONDS * (double)layout->count;
     for (int i = 0; i < layout->layers; ++i)
         (*forward)[i] = whole * (double)layout->layer[i].slice.count / (double)layout->count;
-    *least = step_seconds != NULL ? 1.0 : GG_LEAST_OF_USUAL;
+    *least = step_seconds != NULL ? 1.0 : GG_MIN_OF_USUAL;
     return GG_OK;
 }
 

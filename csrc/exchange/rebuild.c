@@ -10,8 +10,8 @@ typedef struct whole_state {
     int64_t step, push_sum_since;
     int trained; /* the first ranks, which trained it */
     int arenas;
-    gg_arena arena[GG_MOST_ARENAS]; /* `data` is this struct's, NULL for gradients */
-    float *consensus;               /* NULL means the weights */
+    gg_arena arena[GG_MAX_ARENAS]; /* `data` is this struct's, NULL for gradients */
+    float *consensus;              /* NULL means the weights */
 } whole_state;
 
 static void whole_free(whole_state *whole) {

@@ -128,10 +128,10 @@ static void matrix_features(const gg_cost_query *q, double feature[GG_COST_FEATU
 }
 
 static bool is_large(const gg_op_desc *desc) {
-    enum { LEAST = 48 };
+    enum { MIN = 48 };
     const int64_t out = desc->output.size[desc->output.dims - 1];
-    return out >= LEAST && desc->input[0].size[desc->input[0].dims - 1] >= LEAST &&
-           desc->batch * (gg_shape_count(&desc->output) / out) >= LEAST;
+    return out >= MIN && desc->input[0].size[desc->input[0].dims - 1] >= MIN &&
+           desc->batch * (gg_shape_count(&desc->output) / out) >= MIN;
 }
 
 /* Numbers of an array, padding included. */

@@ -12,7 +12,7 @@
  * round that takes long by the shortest times so far varies little: from QUARTER seconds on one is enough, from a tenth
  * on two. A candidate that took SLOW times as long as the fastest in two rounds runs no further: another process may
  * have had the processor in one. */
-enum { LEAST_ROUNDS = 4, MOST_ROUNDS = 12, SURE_ROUNDS = 2 };
+enum { MIN_ROUNDS = 4, MAX_ROUNDS = 12, SURE_ROUNDS = 2 };
 #define LONG_ENOUGH 0.03
 #define TENTH 0.1
 #define QUARTER 0.25
@@ -168,7 +168,7 @@ static gg_status find_candidates(const gg_plan *plan, const gg_op *chosen, gg_pa
 static int least_rounds(const double *best, int count) {
     double round = 0;
     for (int i = 0; i < count; i++) round += best[i];
-    return round > QUARTER && round < INFINITY ? 1 : round > TENTH && round < INFINITY ? SURE_ROUNDS : LEAST_ROUNDS;
+    return round > QUARTER && round < INFINITY ? 1 : round > TENTH && round < INFINITY ? SURE_ROUNDS : MIN_ROUNDS;
 }
 
 /* True if such a failure of a run says nothing about the device: a library may refuse an offered algorithm. */
@@ -191,7 +191,7 @@ static gg_status measure_pass(const gg_conv_key *key, gg_pass pass, bench *b, gg
     double best[GG_ALGORITHM_COUNT], fastest = INFINITY, seconds = 0;
     for (int i = 0; i < all->count; i++) best[i] = INFINITY;
     const double begin = gg_clock_now();
-    for (int round = 0; all->count > 0 && round < MOST_ROUNDS; round++) {
+    for (int round = 0; all->count > 0 && round < MAX_ROUNDS; round++) {
         if (round >= least_rounds(best, all->count) && gg_clock_now() - begin > LONG_ENOUGH) break;
         for (int i = 0; i < all->count; i++) {
             if (round >= SURE_ROUNDS && best[i] > SLOW * fastest) continue;
@@ -320,7 +320,7 @@ cleanup:
  * least so many, unless they take too long, until so many seconds have passed; and a quarter of the budget at most,
  * of which there are four. The second round is left out where the first took ROUND_LONG seconds, which vary little, and
  * one order CLEAR times as long as the other. */
-enum { TABLES_ROUNDS = 2, TABLES_LEAST_STEPS = 2 };
+enum { TABLES_ROUNDS = 2, TABLES_MIN_STEPS = 2 };
 #define TABLES_SECONDS 0.25
 #define TABLES_TOO_LONG 1.0
 #define ROUND_LONG 2.0
@@ -381,7 +381,7 @@ static gg_status time_steps(step_bench *b, const gg_plan_options *options, doubl
         if (now - before < *shortest) *shortest = now - before;
         before = now;
         if (spent > TABLES_TOO_LONG || spent > b->budget / (2 * TABLES_ROUNDS)) break;
-        if (step + 1 >= TABLES_LEAST_STEPS && spent > TABLES_SECONDS) break;
+        if (step + 1 >= TABLES_MIN_STEPS && spent > TABLES_SECONDS) break;
     }
 cleanup:
     gg_plan_destroy(plan);

@@ -22,7 +22,7 @@ const char *const gg_role_names[GG_ROLE_COUNT] = {"weight", "bias", "scale", "sh
 const char *gg_role_name(gg_role role) { return gg_role_names[role]; }
 
 /* The most elements of a parameter, so that no sum of sizes overflows. */
-#define MOST_ELEMENTS ((double)((int64_t)1 << 48))
+#define MAX_ELEMENTS ((double)((int64_t)1 << 48))
 
 static gg_status check_parameter(const gg_parameter *it, const gg_layer_place *layer) {
     char shape[GG_SHAPE_TEXT];
@@ -44,7 +44,7 @@ static gg_status check_parameter(const gg_parameter *it, const gg_layer_place *l
                        GG_MAX_DIMS);
     for (int i = 0; i < it->shape.dims; i++) elements *= (double)it->shape.size[i];
     for (int i = 0; i < it->shape.dims; i++) {
-        if (it->shape.size[i] < 1 || elements > MOST_ELEMENTS)
+        if (it->shape.size[i] < 1 || elements > MAX_ELEMENTS)
             return gg_fail(GG_ERROR_SHAPE, "parameter '%s': shape %s; wanted 1 to 2^48 elements", it->name,
                            gg_shape_text(&it->shape, shape));
     }

@@ -203,7 +203,7 @@ bool gg_conv_has_form(const gg_op_desc *desc, gg_layout layout, gg_algorithm alg
 enum { GG_PARAMETER_WEIGHT = 0, GG_PARAMETER_BIAS };
 
 /* Max arrays in `used_next`. */
-#define GG_MOST_USED_NEXT 4
+#define GG_MAX_USED_NEXT 4
 
 /* A weight that is updated while a forward pass reads it. make() updates its first `count` elements; calls have growing
  * counts, and the last covers the whole weight. */
@@ -213,7 +213,7 @@ typedef struct gg_weight_rows {
     /* used_next[0..used) is read by the next make(); prefetch it if convenient. Each pointer corresponds to the
      * weight's first element. */
     int used;
-    const float *used_next[GG_MOST_USED_NEXT];
+    const float *used_next[GG_MAX_USED_NEXT];
 } gg_weight_rows;
 
 /* One run. Pointers are aligned to 64 bytes. Parameters and gradients are float32, in the layer's order and layouts
@@ -417,7 +417,7 @@ typedef struct gg_gather_args {
 } gg_gather_args;
 
 /* Max elements of a bin. */
-#define GG_MOST_CHOSEN_BIN 16384
+#define GG_MAX_CHOSEN_BIN 16384
 enum { GG_CHOSEN_FIRST = 0x8000, GG_CHOSEN_NEGATIVE = 0x4000, GG_CHOSEN_PLACE = 0x3fff };
 
 /* The sent values of a parameter. */
@@ -546,7 +546,7 @@ typedef struct gg_gradient_rows {
     /* used_next[0..used) is read next, together with these rows; prefetch it if convenient. Each pointer corresponds to
      * out[0]. */
     int used;
-    const float *used_next[GG_MOST_USED_NEXT];
+    const float *used_next[GG_MAX_USED_NEXT];
 } gg_gradient_rows;
 
 typedef struct gg_backend {

@@ -132,8 +132,8 @@ void gg_device_wait(gg_device *device, gg_mark mark);
 /* Later work of `queue` starts when the mark of another queue is reached. The host does not wait. */
 void gg_device_follow(gg_device *device, gg_queue queue, gg_mark mark);
 /* For traces: asks when `queue` gets here; 0 means no such times. gg_device_read_time waits and returns seconds of
- * gg_clock_now. Each of the last GG_MOST_TIMES can be read once. */
-#define GG_MOST_TIMES 64
+ * gg_clock_now. Each of the last GG_MAX_TIMES can be read once. */
+#define GG_MAX_TIMES 64
 int64_t gg_device_time(gg_device *device, gg_queue queue);
 double gg_device_read_time(gg_device *device, int64_t time);
 /* Waits for all work of the device. */
@@ -142,9 +142,9 @@ void gg_device_finish(gg_device *device);
  * kernels find are known by a report only. */
 gg_status gg_device_check(gg_device *device);
 /* gg_device_report returns a mark of GG_QUEUE_COMPUTE. Once it is reached, gg_device_check_report returns the first
- * failure of the work before it. A failure of unknown place may belong to later work. Each of the last GG_MOST_REPORTS
+ * failure of the work before it. A failure of unknown place may belong to later work. Each of the last GG_MAX_REPORTS
  * reports can be read. */
-#define GG_MOST_REPORTS 16
+#define GG_MAX_REPORTS 16
 gg_mark gg_device_report(gg_device *device);
 gg_status gg_device_check_report(gg_device *device, gg_mark report);
 

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_KINDS = 8, MOST_DIGITS = 9 };
+enum { MAX_KINDS = 8, MAX_DIGITS = 9 };
 
-static const gg_device_kind *kinds[MOST_KINDS];
+static const gg_device_kind *kinds[MAX_KINDS];
 static int kind_count;
 
 void gg_registry_add(const gg_device_kind *kind) {
@@ -15,7 +15,7 @@ void gg_registry_add(const gg_device_kind *kind) {
         kinds[i] = kind;
         return;
     }
-    if (kind_count < MOST_KINDS) kinds[kind_count++] = kind;
+    if (kind_count < MAX_KINDS) kinds[kind_count++] = kind;
 }
 
 static const gg_device_kind *named(const char *name, size_t length) {
@@ -39,7 +39,7 @@ static void allowed_names(char *text, size_t bytes) {
 static gg_status read_number(const char *name, const gg_device_kind *kind, const char *digits, int count, int *out) {
     if (kind->count == NULL)
         return gg_fail(GG_ERROR_ARGUMENT, "device: '%s'; there is one '%s', without a number", name, kind->name);
-    if (*digits == '\0' || strlen(digits) > MOST_DIGITS || strspn(digits, "0123456789") != strlen(digits))
+    if (*digits == '\0' || strlen(digits) > MAX_DIGITS || strspn(digits, "0123456789") != strlen(digits))
         return gg_fail(GG_ERROR_ARGUMENT, "device: '%s'; behind the colon is the number of a device, as in '%s:0'",
                        name, kind->name);
     *out = (int)strtol(digits, NULL, 10);

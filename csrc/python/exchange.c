@@ -238,8 +238,8 @@ static PyGetSetDef properties[] = {
     {"workers", exchange_get_workers, NULL, "How many ranks of the team train: the first ones.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
-#define MOST_METHODS 44
-static PyMethodDef methods[MOST_METHODS + 1];
+#define MAX_METHODS 44
+static PyMethodDef methods[MAX_METHODS + 1];
 
 static PyType_Slot slots[] = {
     {Py_tp_doc, "Arrays of a caller, and what trains and exchanges them: of each rank of this process."},
@@ -253,7 +253,7 @@ static PyType_Spec spec = {"gossipgrad._core.Exchange", sizeof(gg_py_exchange), 
 
 int gg_py_add_exchange(PyObject *module) {
     static PyMethodDef *const groups[] = {gg_py_exchange_steps, gg_py_exchange_state};
-    PyMethodDef *next = methods, *last = methods + MOST_METHODS; /* the last one ends the table */
+    PyMethodDef *next = methods, *last = methods + MAX_METHODS; /* the last one ends the table */
     for (size_t i = 0; i < sizeof groups / sizeof *groups; ++i)
         for (const PyMethodDef *m = groups[i]; m->ml_name != NULL && next < last; ++m) *next++ = *m;
     if (next == last) {

@@ -186,8 +186,8 @@ static PyGetSetDef properties[] = {
     {"isa", get_isa, NULL, "The kernels in use.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
-#define MOST_METHODS 63
-static PyMethodDef methods[MOST_METHODS + 1];
+#define MAX_METHODS 63
+static PyMethodDef methods[MAX_METHODS + 1];
 
 static PyType_Slot slots[] = {{Py_tp_doc, "The ranks of this process, each with its plan, state, strategy and loader."},
                               {Py_tp_new, py_trainer_new},
@@ -201,7 +201,7 @@ static PyType_Spec spec = {"gossipgrad._core.Trainer", sizeof(gg_py_trainer), 0,
 int gg_py_add_trainer(PyObject *module) {
     static PyMethodDef *const groups[] = {gg_py_trainer_epochs, gg_py_trainer_batches, gg_py_trainer_state,
                                           gg_py_trainer_measures, gg_py_trainer_shrinks};
-    PyMethodDef *next = methods, *last = methods + MOST_METHODS; /* the last one ends the table */
+    PyMethodDef *next = methods, *last = methods + MAX_METHODS; /* the last one ends the table */
     for (size_t i = 0; i < sizeof groups / sizeof *groups; ++i)
         for (const PyMethodDef *m = groups[i]; m->ml_name != NULL && next < last; ++m) *next++ = *m;
     if (next == last) {

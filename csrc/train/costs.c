@@ -32,6 +32,6 @@ gg_status gg_tuning_costs(const gg_graph *graph, const double *step_seconds, int
     else
         for (int i = 0; i < layers; ++i) (*forward)[i] *= GG_USUAL_BATCH;
     out->forward = *forward;
-    out->least = step_seconds != NULL ? 1.0 : GG_LEAST_OF_USUAL;
+    out->least = step_seconds != NULL ? 1.0 : GG_MIN_OF_USUAL;
     return GG_OK;
 }

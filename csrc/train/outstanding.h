@@ -1,7 +1,7 @@
 /* Private to the room: training steps given to a rank's device and not completed.
  *
  * On the CPU a step is complete when its call returns. A device with its own memory computes while the rank continues
- * with the next step, at most GG_MOST_OUTSTANDING steps ahead. Results are read in the order of the steps, after the
+ * with the next step, at most GG_MAX_OUTSTANDING steps ahead. Results are read in the order of the steps, after the
  * device has completed them. One rank, one thread. */
 #ifndef GG_TRAIN_OUTSTANDING_H
 #define GG_TRAIN_OUTSTANDING_H
@@ -9,7 +9,7 @@
 #include "comm/transport.h"
 #include "nn/plan.h"
 
-#define GG_MOST_OUTSTANDING 2
+#define GG_MAX_OUTSTANDING 2
 
 typedef struct gg_outstanding_step {
     int64_t step;       /* of training */
@@ -27,7 +27,7 @@ typedef struct gg_outstanding {
     gg_device *device;
     gg_transport *transport; /* the rank's; its messages move during waits */
     gg_loss_sums *memory;
-    gg_outstanding_step place[GG_MOST_OUTSTANDING];
+    gg_outstanding_step place[GG_MAX_OUTSTANDING];
     int first, count; /* of the places, a ring */
 } gg_outstanding;
 

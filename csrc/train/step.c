@@ -230,12 +230,12 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
             GG_TRY_CLEANUP(training_plan(r, n, &plan));
             GG_TRY_CLEANUP(read_batch(r, plan, t, &batch));
         }
-        GG_TRY_CLEANUP(gg_replica_count_steps(r, GG_MOST_OUTSTANDING - 1));
+        GG_TRY_CLEANUP(gg_replica_count_steps(r, GG_MAX_OUTSTANDING - 1));
         GG_TRY_CLEANUP(step_on(r, plan, n, &batch, gg_outstanding_next(&r->outstanding)));
         gg_outstanding_next(&r->outstanding)->counted = true;
         gg_outstanding_add(&r->outstanding);
         r->data.next++;
-        GG_TRY_CLEANUP(gg_replica_count_steps(r, r->data.next < total ? GG_MOST_OUTSTANDING : 0));
+        GG_TRY_CLEANUP(gg_replica_count_steps(r, r->data.next < total ? GG_MAX_OUTSTANDING : 0));
     }
 cleanup:
     r->counts.seconds += gg_clock_now() - begin;
@@ -250,7 +250,7 @@ gg_status gg_replica_step(gg_replica *r, const gg_given *given, const int64_t *b
 
     for (int rank = 0; rank < gg_exchange_workers(r->exchange); ++rank)
         r->batches[rank] = batches ? batches[rank] : given->n;
-    GG_TRY(gg_replica_count_steps(r, loss != NULL ? 0 : GG_MOST_OUTSTANDING - 1));
+    GG_TRY(gg_replica_count_steps(r, loss != NULL ? 0 : GG_MAX_OUTSTANDING - 1));
     if (gg_replica_trains(r)) {
         GG_TRY(training_plan(r, given->n, &plan));
         GG_TRY(gg_uploads_give(&r->uploads, r->devices->host, r->options.graph, r->options.head, given->n, given->input,
@@ -277,7 +277,7 @@ gg_status gg_replica_bench(gg_replica *r, const gg_given *given, int steps, doub
     double before = gg_clock_now();
     for (int i = 0; i < steps; ++i) {
         GG_TRY(gg_replica_step(r, given, NULL, NULL));
-        if (i + 1 < steps) GG_TRY(gg_replica_count_steps(r, GG_MOST_OUTSTANDING - 1));
+        if (i + 1 < steps) GG_TRY(gg_replica_count_steps(r, GG_MAX_OUTSTANDING - 1));
         else GG_TRY(gg_replica_complete(r));
         const int done = i + 1 - r->outstanding.count;
         if (seconds == NULL || done == timed) continue;

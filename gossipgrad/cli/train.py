@@ -40,7 +40,7 @@ from gossipgrad.cli.options import (
     reader,
 )
 from gossipgrad.cli.parsing import Parser
-from gossipgrad.cluster import MOST_VIRTUAL_RANKS, VirtualCluster
+from gossipgrad.cluster import MAX_VIRTUAL_RANKS, VirtualCluster
 from gossipgrad.data.given import SHARDS, held_out, shard_sizes
 from gossipgrad.errors import HIGHEST, CheckpointError, counted, number, warn
 from gossipgrad.history import History
@@ -295,8 +295,8 @@ def _train(arguments: argparse.Namespace, described: Callable[[], None]) -> int:
             raise UsageError(
                 f"--virtual-ranks {arguments.virtual_ranks}: not under mpiexec, which started {launched} ranks"
             )
-        if not 1 <= arguments.virtual_ranks <= MOST_VIRTUAL_RANKS:
-            raise UsageError(f"--virtual-ranks {arguments.virtual_ranks}: allowed: 1..{MOST_VIRTUAL_RANKS}")
+        if not 1 <= arguments.virtual_ranks <= MAX_VIRTUAL_RANKS:
+            raise UsageError(f"--virtual-ranks {arguments.virtual_ranks}: allowed: 1..{MAX_VIRTUAL_RANKS}")
         comm = checked(lambda: VirtualCluster(arguments.virtual_ranks, compute_time=arguments.compute_time))
     elif arguments.compute_time is not None:
         raise UsageError(f"--compute-time {arguments.compute_time}: goes with --virtual-ranks")

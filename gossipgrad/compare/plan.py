@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from gossipgrad import compression, optim, show, strategies
 from gossipgrad.apoptosis import Apoptosis
-from gossipgrad.cluster import MOST_VIRTUAL_RANKS, Network, Straggler
+from gossipgrad.cluster import MAX_VIRTUAL_RANKS, Network, Straggler
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import LARGEST, choice, counted, flag, integer, number, store
 from gossipgrad.keywords import keywords
@@ -191,7 +191,7 @@ class Comparison:
         if not self.entries or not self.ranks:
             raise ValueError("strategies, virtual_ranks: allowed: at least one of each")
         for p in self.ranks:
-            integer("virtual_ranks", p, 1, MOST_VIRTUAL_RANKS)
+            integer("virtual_ranks", p, 1, MAX_VIRTUAL_RANKS)
         for key in ("samples", "points"):
             integer(key, getattr(self, key), 1)
         integer("seeds", self.seeds, 1, 1000)

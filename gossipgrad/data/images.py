@@ -47,7 +47,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's 
 ATTEMPTS = 10  # draws of a crop before the largest one in the middle is used
 ORIENTATION = 0x0112  # EXIF's tag
 LISTED = 5  # broken files that a message names
-MOST_WORKERS = 8  # by default
+MAX_WORKERS = 8  # by default
 
 Box = tuple[float, float, float, float]  # left, upper, right, lower
 
@@ -326,7 +326,7 @@ def _per_channel(argument: str, value: Any, channels: int, positive: bool) -> ND
 
 def default_workers() -> int:
     """The cores of this process, divided among the ranks of a launcher, at most 8."""
-    return max(1, min(MOST_WORKERS, environment.usable_cpus() // (launcher_world_size() or 1)))
+    return max(1, min(MAX_WORKERS, environment.usable_cpus() // (launcher_world_size() or 1)))
 
 
 class ImageFolder(Source):

@@ -19,7 +19,7 @@ from gossipgrad.data.source import EVALUATION, Source
 from gossipgrad.errors import DataError, flag, integer, plain_array
 from gossipgrad.launch.terminal import Bar
 
-MOST_CURSORS = 64  # max open iterators of an epoch, or of evaluation, of a stream
+MAX_CURSORS = 64  # max open iterators of an epoch, or of evaluation, of a stream
 
 
 def _array(value: Any, what: str) -> NDArray[Any]:
@@ -266,7 +266,7 @@ class Stream(Source):
         if cursor is None or cursor.read > row:
             cursor = _Cursor(self.iterable)
         self._evaluations[thread] = cursor
-        if len(self._evaluations) > MOST_CURSORS:
+        if len(self._evaluations) > MAX_CURSORS:
             del self._evaluations[next(iter(self._evaluations))]
         return cursor
 
@@ -275,7 +275,7 @@ class Stream(Source):
         before = [one for one in self._cursors if one.begin <= row]
         if before:
             return max(before, key=lambda one: one.begin)
-        if len(self._cursors) >= MOST_CURSORS:
+        if len(self._cursors) >= MAX_CURSORS:
             raise DataError(
                 f"{self.name}: rows are not read in ascending order; allowed: parts of a stream that are in its order"
             )

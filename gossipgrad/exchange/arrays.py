@@ -17,7 +17,7 @@ Arrays = dict[str, Array]
 
 ROLES = ("weight", "bias", "scale", "shift", "statistic")
 FAMILIES = ("other", "conv", "linear", "recurrent")
-_MOST_AXES = 5  # of a parameter in the core; arrays of more are flat there
+_MAX_AXES = 5  # of a parameter in the core; arrays of more are flat there
 _Parameter = tuple[str, Sequence[int], str, str, float, float]  # as _core.Exchange wants it
 
 
@@ -55,7 +55,7 @@ def _check_finite(what: str, array: Array) -> None:
 
 
 def _core_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return shape if len(shape) <= _MOST_AXES else (int(np.prod(shape)),)
+    return shape if len(shape) <= _MAX_AXES else (int(np.prod(shape)),)
 
 
 class Shapes(dict[str, tuple[int, ...]]):

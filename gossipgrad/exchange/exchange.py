@@ -27,7 +27,7 @@ from gossipgrad.training.chosen import (
 )
 
 _RATES = 1000  # steps of a run for which a schedule function is evaluated beforehand
-_MOST_SAMPLES = 2**31 - 1  # of a rank in a step, in the core
+_MAX_SAMPLES = 2**31 - 1  # of a rank in a step, in the core
 
 
 class Gradients(Mapping[str, Array]):
@@ -572,9 +572,9 @@ class Exchange:
                 raise TypeError(f"samples={samples!r}: allowed in a virtual cluster: a number for each rank")
             if len(given) != self.size:
                 raise ValueError(f"samples={samples!r}: allowed in a virtual cluster: {self.size} numbers, one a rank")
-            return [integer("samples", one, 0, _MOST_SAMPLES) for one in given]
+            return [integer("samples", one, 0, _MAX_SAMPLES) for one in given]
         with agreement.agreed(self._team, "Exchange.step", f"step {self.steps}") as one:
-            one.number = integer("samples", samples, 0, _MOST_SAMPLES)
+            one.number = integer("samples", samples, 0, _MAX_SAMPLES)
         return one.numbers
 
     def _schedule(self, first: int, count: int) -> dict[str, Any]:

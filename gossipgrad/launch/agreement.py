@@ -25,7 +25,7 @@ from gossipgrad.launch import stall
 _DIGEST = 32
 _ABSENT = "absent"
 # Max differences in one message, values of one difference, and characters of a value.
-_MOST, _VALUES, _WIDEST = 5, 8, 80
+_MAX, _VALUES, _WIDEST = 5, 8, 80
 
 Report = dict[str, Any]  # {"call": ..., "facts": {name: text}} or {"call": ..., "error": [text, kinds]}
 
@@ -127,10 +127,10 @@ def disagreement(
     found = differences([report["facts"] for report in reports])
     if not found:
         return None
-    more = [f"and {len(found) - _MOST} more differences"] if len(found) > _MOST else []
+    more = [f"and {len(found) - _MAX} more differences"] if len(found) > _MAX else []
     advice = dict.fromkeys(hint for name, hint in (hints or {}).items() if any(one.startswith(name) for one in found))
     return ValueError(
-        ". ".join([f"{calls[0]}: ranks differ in what must be equal on all", *found[:_MOST], *more, *advice])
+        ". ".join([f"{calls[0]}: ranks differ in what must be equal on all", *found[:_MAX], *more, *advice])
     )
 
 

@@ -57,8 +57,8 @@ command sets.
 """
 
 # Max ranks on one machine, and on several: more is a typing error.
-MOST_RANKS, MOST_RANKS_OF_SEVERAL = 4096, 1_000_000
-MOST_THREADS = 4096
+MAX_RANKS, MAX_RANKS_OF_SEVERAL = 4096, 1_000_000
+MAX_THREADS = 4096
 
 _MANY = 8  # ranks a core from which on a start is slow enough for a report
 
@@ -98,7 +98,7 @@ def wait_passively(environ: MutableMapping[str, str] = os.environ) -> None:
     one thread a rank none waits. Settings of the user are never changed.
     """
     first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    threads = min(int(first), MOST_THREADS) if first.isdigit() else 1
+    threads = min(int(first), MAX_THREADS) if first.isdigit() else 1
     if crowded(max(2, threads), environ) and "GOMP_SPINCOUNT" not in environ:
         environ.setdefault("OMP_WAIT_POLICY", "passive")
     if crowded(threads, environ):
@@ -379,7 +379,7 @@ def plan(argv: list[str]) -> Plan:
             f"{' It stands before the command: gossipgrad run -n 4 train' if late else ''}"
         )
     several = _several_hosts(options.get("--hosts"), os.environ)
-    ranks = _count("run: -n", options["-n"], MOST_RANKS_OF_SEVERAL if several else MOST_RANKS)
+    ranks = _count("run: -n", options["-n"], MAX_RANKS_OF_SEVERAL if several else MAX_RANKS)
     if not words:
         raise LaunchError("run: what shall the ranks run? A sub-command (train, bench, ...) or a Python file")
     if options.get("--bind", "core") not in ("core", "none"):
@@ -400,10 +400,10 @@ def plan(argv: list[str]) -> Plan:
             words += ["--threads", options["--threads"]]
     asked = options.get("--threads", inner)
     if asked is not None:
-        threads = _count("run: --threads", asked, MOST_THREADS)
+        threads = _count("run: --threads", asked, MAX_THREADS)
     else:  # OpenMP's list of numbers, one for each level of nesting
         first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip() or "1"
-        threads = _count("OMP_NUM_THREADS", first, MOST_THREADS)
+        threads = _count("OMP_NUM_THREADS", first, MAX_THREADS)
 
     saves = "--save-on-signal" in flags or (not is_file and "--save-on-signal" in words)
     if saves and not is_file and "--save-on-signal" not in words:

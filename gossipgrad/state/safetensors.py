@@ -32,7 +32,7 @@ _DTYPES = {
 }  # fmt: skip
 _ELSEWHERE = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}  # PyTorch's names
 _HEADER_LIMIT = 100_000_000  # bytes, the format's own
-_MOST_DIMENSIONS = 32  # the limit of every NumPy
+_MAX_DIMENSIONS = 32  # the limit of every NumPy
 _ARRAYS, _HEADER = "gossipgrad_sha256", "gossipgrad_header_sha256"  # names in the metadata
 
 
@@ -130,8 +130,8 @@ def _array(path: str, name: str, entry: Any, content: bytes, base: int) -> tuple
         raise CheckpointError(
             f"{path}: {name}: an entry of the header that is not understood: {str(entry)[:200]}"
         ) from error
-    if len(shape) > _MOST_DIMENSIONS:
-        raise CheckpointError(f"{path}: {name}: {len(shape)} dimensions; allowed: at most {_MOST_DIMENSIONS}")
+    if len(shape) > _MAX_DIMENSIONS:
+        raise CheckpointError(f"{path}: {name}: {len(shape)} dimensions; allowed: at most {_MAX_DIMENSIONS}")
     count = math.prod(shape)
     if end - begin != count * dtype.itemsize:
         raise CheckpointError(f"{path}: {name}: {end - begin} bytes for shape {shape} of {entry['dtype']}")

@@ -26,7 +26,7 @@ _HOOKED: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
 # Name, shape, role, family, and the factors of the learning rate, the weight decay and the momentum.
 Parameter = tuple[str, Sequence[int], str, str, float, float, float]
 _FACTORS = (1.0, 1.0, 1.0)
-_MOST_AXES = 5  # max axes of the core's shapes
+_MAX_AXES = 5  # max axes of the core's shapes
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Layer:
 def shape_of(tensor: Any) -> tuple[int, ...]:
     """A shape for the core: at least one axis, and not too many."""
     shape = tuple(int(size) for size in tensor.shape)
-    return shape if 1 <= len(shape) <= _MOST_AXES else (tensor.numel(),)
+    return shape if 1 <= len(shape) <= _MAX_AXES else (tensor.numel(),)
 
 
 def _family(module: Any) -> str:

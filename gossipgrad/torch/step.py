@@ -11,7 +11,7 @@ import torch
 from gossipgrad.errors import warn
 from gossipgrad.torch.modules import Layer, Recorder
 
-_MOST_NAMES = 8
+_MAX_NAMES = 8
 # Marks of a gradient in a step, in place of its version at the exchange.
 NONE, ADDED = -2, -1
 # Advice if a loss, as a GAN's, leads to the parameters of two models.
@@ -22,8 +22,8 @@ _ALIGNMENT = 64
 
 def listed(names: Sequence[str]) -> str:
     """The first few names, quoted."""
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(repr(name) for name in names[:_MOST_NAMES]) + more
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(repr(name) for name in names[:_MAX_NAMES]) + more
 
 
 def check_dense(name: str, gradient: Any) -> None:

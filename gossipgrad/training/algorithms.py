@@ -54,7 +54,7 @@ HARDLY_MORE = 1.03
 KERNELS = 19  # raised with every change of kernels or candidates of convolutions: old times are then invalid
 SECONDS = 20.0  # after these no further measurement begins
 SHARE = 0.1  # of a run
-LEAST_STEPS = 30  # min steps of a run that is worth the one or two steps for estimating its length
+MIN_STEPS = 30  # min steps of a run that is worth the one or two steps for estimating its length
 LOCK_SECONDS = 5.0  # to wait for another process that writes the cache
 PARTS = 8  # pieces of measuring convolutions, so that a bar moves
 CLEAR = 2.5  # with Winograd's convolutions a step can be more than twice as fast although the rule expects no gain
@@ -99,7 +99,7 @@ class Budget:
         seconds = min(SECONDS, PATIENCE * self._timeout) if self._timeout > 0 else SECONDS
         if self._steps is None or self._step is None:
             return seconds
-        if self._steps < LEAST_STEPS:
+        if self._steps < MIN_STEPS:
             return 0.0
         return min(seconds, SHARE * self._steps * self._step())
 

@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "ops/backend.h"
 
-enum { LATE_MOST = 4096 };
+enum { LATE_MAX = 4096 };
 
 typedef struct late_work {
     void *to;
@@ -18,7 +18,7 @@ typedef struct late_work {
 
 typedef struct late_device {
     gg_device head;
-    late_work work[LATE_MOST];
+    late_work work[LATE_MAX];
     int64_t given, done;
     int lag; /* > 0: a mark is work of its own, of which every `lag`-th look does a piece */
     int looks;
@@ -31,13 +31,13 @@ typedef struct late_device {
 static late_device *late_of(gg_device *device) { return (late_device *)device; }
 
 static void late_give(late_device *d, const late_work *work) {
-    if (d->given - d->done == LATE_MOST) abort();
-    d->work[d->given++ % LATE_MOST] = *work;
+    if (d->given - d->done == LATE_MAX) abort();
+    d->work[d->given++ % LATE_MAX] = *work;
 }
 
 static void late_do(late_device *d, int64_t pieces) {
     for (; pieces > 0 && d->done < d->given; --pieces) {
-        const late_work *w = &d->work[d->done++ % LATE_MOST];
+        const late_work *w = &d->work[d->done++ % LATE_MAX];
         if (w->bytes > 0 && w->from == NULL) memset(w->to, 0, w->bytes);
         else if (w->bytes > 0) memcpy(w->to, w->from, w->bytes);
     }

@@ -5,7 +5,7 @@
 #include "check.h"
 #include "data/loader.h"
 
-enum { MOST = 60, MOST_RANKS = 5, MOST_PARTS = 8, CASES = 3000 };
+enum { MAX = 60, MAX_RANKS = 5, MAX_PARTS = 8, CASES = 3000 };
 
 static void gather(gg_device *device, const gg_gather_args *args) {
     (void)device;
@@ -23,18 +23,18 @@ static int64_t draw(int64_t below) {
 
 typedef struct part {
     int64_t begun, batch;
-    int64_t done[MOST_RANKS];
+    int64_t done[MAX_RANKS];
 } part;
 
 typedef struct epoch {
     gg_sharding sharding;
-    int64_t counts[MOST_RANKS];
+    int64_t counts[MAX_RANKS];
     bool moving, drop_last, shuffle;
     int64_t number;
     int parts;
-    part part[MOST_PARTS];
-    int seen[MOST_RANKS * MOST]; /* by the number of the sample in all sets */
-    bool repeats;                /* some rank had fewer samples left than steps */
+    part part[MAX_PARTS];
+    int seen[MAX_RANKS * MAX]; /* by the number of the sample in all sets */
+    bool repeats;              /* some rank had fewer samples left than steps */
 } epoch;
 
 /* Samples are their own numbers. */
@@ -52,7 +52,7 @@ static gg_status make_set(int64_t count, int64_t first, gg_dataset *out) {
 }
 
 static void read_step(gg_loader *loader, int rank, int64_t step, int32_t *numbers) {
-    float samples[MOST];
+    float samples[MAX];
     gg_batch batch = {.target = {numbers}};
     batch.input[0] = (gg_batch_input){.format = {.dtype = GG_FLOAT32, .layout = GG_LAYOUT_PLAIN}, .data = samples};
     CHECK_OK(gg_loader_read(loader, &device, step, &batch));
@@ -79,7 +79,7 @@ static void read_epoch(epoch *e, int rank, const int64_t *batches, int64_t *step
     gg_dataset set = {0};
     gg_loader *loader = NULL, *again = NULL;
     const bool own = e->sharding.kind == GG_SHARD_OWN;
-    int64_t before = 0, done[MOST_RANKS];
+    int64_t before = 0, done[MAX_RANKS];
     for (int r = 0; own && r < rank; ++r) before += e->counts[r];
     if (!CHECK_OK(make_set(own ? e->counts[rank] : e->sharding.count, before, &set))) return;
     int64_t step = 0;
@@ -112,7 +112,7 @@ static void read_epoch(epoch *e, int rank, const int64_t *batches, int64_t *step
             steps_of_all[p] = p == e->parts - 1 || steps == step ? steps : step + draw(steps - step);
         }
         for (; step < steps_of_all[p]; ++step) {
-            int32_t numbers[MOST], resumed[MOST];
+            int32_t numbers[MAX], resumed[MAX];
             const int64_t n = gg_loader_batch(loader, rank, step);
             if (!CHECK(n >= 1 && n <= batches[p])) continue;
             if (e->drop_last) CHECK_INT(n, batches[p]);
@@ -138,17 +138,17 @@ static void read_epoch(epoch *e, int rank, const int64_t *batches, int64_t *step
 
 static void check_epoch(void) {
     epoch e = {.sharding = {.kind = (gg_shard_kind)draw(GG_SHARD_COUNT), .seed = 8}, .number = draw(4)};
-    int64_t batches[MOST_PARTS], steps[MOST_PARTS] = {0}, smallest = MOST, largest = 0;
+    int64_t batches[MAX_PARTS], steps[MAX_PARTS] = {0}, smallest = MAX, largest = 0;
     const bool own = e.sharding.kind == GG_SHARD_OWN;
     bool ones = false;
-    e.sharding.size = 1 + (int)draw(MOST_RANKS);
+    e.sharding.size = 1 + (int)draw(MAX_RANKS);
     e.shuffle = draw(3) > 0;
     e.moving = !own && e.sharding.size > 1 && draw(2) > 0;
     e.drop_last = draw(4) == 0;
-    e.parts = 1 + (int)draw(MOST_PARTS);
-    e.sharding.count = own ? 0 : e.sharding.size + draw(MOST - e.sharding.size);
+    e.parts = 1 + (int)draw(MAX_PARTS);
+    e.sharding.count = own ? 0 : e.sharding.size + draw(MAX - e.sharding.size);
     for (int r = 0; r < e.sharding.size; ++r) {
-        e.counts[r] = draw(2) > 0 ? 1 + draw(MOST) : 30 + draw(3);
+        e.counts[r] = draw(2) > 0 ? 1 + draw(MAX) : 30 + draw(3);
         if (own) e.sharding.count += e.counts[r];
     }
     if (own) e.sharding.counts = e.counts;

@@ -9,22 +9,22 @@
 
 /* ---- the post office ---- */
 
-enum { POST_MOST = 64 };
+enum { POST_MAX = 64 };
 
 typedef struct post_office post_office;
 
 typedef struct post_rank {
     gg_transport transport; /* first */
     post_office *office;
-    gg_request *receive[POST_MOST]; /* posted, in order; NULL: matched or withdrawn */
-    int receives, passed;           /* how many there were; and how many calls of any kind reached this transport */
-    int last_tag;                   /* of the message or receive that came last */
+    gg_request *receive[POST_MAX]; /* posted, in order; NULL: matched or withdrawn */
+    int receives, passed;          /* how many there were; and how many calls of any kind reached this transport */
+    int last_tag;                  /* of the message or receive that came last */
     int shared_frees;
 } post_rank;
 
 struct post_office {
     post_rank rank[2];
-    gg_request *sent[2][POST_MOST]; /* by each rank, in order; NULL: released */
+    gg_request *sent[2][POST_MAX]; /* by each rank, in order; NULL: released */
     int sends[2];
     float *summed[2]; /* what each rank has given to the sum; NULL: nothing yet */
     bool may_end;     /* a rank may sum although the other one has not come */

@@ -5,7 +5,7 @@
 #include "check.h"
 #include "data/loader.h"
 
-enum { MOST = 60, MOST_RANKS = 6, MOST_PARTS = 4, CASES = 2000 };
+enum { MAX = 60, MAX_RANKS = 6, MAX_PARTS = 4, CASES = 2000 };
 
 static void gather(gg_device *device, const gg_gather_args *args) {
     (void)device;
@@ -39,9 +39,9 @@ typedef struct run {
     gg_dataset set;
     gg_loader_options options;
     gg_position at;
-    gg_division division[MOST_PARTS];
-    int64_t read[MOST_PARTS][MOST_RANKS], done[MOST_RANKS];
-    int seen[MOST];
+    gg_division division[MAX_PARTS];
+    int64_t read[MAX_PARTS][MAX_RANKS], done[MAX_RANKS];
+    int seen[MAX];
 } run;
 
 static gg_status make_loader(const run *r, int rank, gg_loader **out) {
@@ -55,8 +55,8 @@ static gg_status make_loader(const run *r, int rank, gg_loader **out) {
 static void read_steps(run *r, gg_loader *loader, int rank, int64_t end) {
     int32_t last = -1;
     for (int64_t step = r->at.next; step < end; ++step) {
-        int32_t numbers[MOST];
-        float samples[MOST];
+        int32_t numbers[MAX];
+        float samples[MAX];
         gg_batch batch = {.target = {numbers}};
         batch.input[0] = (gg_batch_input){.format = {.dtype = GG_FLOAT32, .layout = GG_LAYOUT_PLAIN}, .data = samples};
         const int64_t n = gg_loader_batch(loader, rank, step);
@@ -72,7 +72,7 @@ static void read_steps(run *r, gg_loader *loader, int rank, int64_t end) {
 
 /* A part of the epoch on `ranks` ranks; returns whether it was the epoch's end. */
 static bool read_part(run *r, int ranks, bool last) {
-    gg_loader *loader[MOST_RANKS];
+    gg_loader *loader[MAX_RANKS];
     int64_t end = 0, steps = 0;
     r->options.sharding.size = ranks;
     r->at.done = r->done;
@@ -94,20 +94,20 @@ static bool read_part(run *r, int ranks, bool last) {
 }
 
 static void check_epoch(void) {
-    const int64_t count = MOST_RANKS + draw(MOST - MOST_RANKS + 1);
+    const int64_t count = MAX_RANKS + draw(MAX - MAX_RANKS + 1);
     const gg_shard_kind kind = draw(2) ? GG_SHARD_INTERLEAVED : GG_SHARD_CONTIGUOUS;
     run r = {.options = {.sharding = {.kind = kind, .seed = 8, .count = count}, .seed = 3}};
-    const int parts = 1 + (int)draw(MOST_PARTS);
+    const int parts = 1 + (int)draw(MAX_PARTS);
     int64_t repeats = 0;
     if (!CHECK_OK(make_set(count, &r.set))) return;
     r.options.shuffle = draw(2);
     r.options.drop_last = draw(4) == 0;
     r.at = (gg_position){.epoch = draw(4), .division = r.division};
     for (int part = 0; part < parts; ++part) {
-        const int ranks = 1 + (int)draw(MOST_RANKS);
+        const int ranks = 1 + (int)draw(MAX_RANKS);
         r.options.batch = 1 + draw(count / ranks);
         if (read_part(&r, ranks, part == parts - 1)) break;
-        repeats += MOST_RANKS; /* fewer samples than ranks, and batches of one: the last samples of a part repeat */
+        repeats += MAX_RANKS; /* fewer samples than ranks, and batches of one: the last samples of a part repeat */
     }
     int64_t all = 0, most = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -116,16 +116,16 @@ static void check_epoch(void) {
         CHECK(r.options.drop_last || r.seen[i] >= 1);
     }
     if (r.options.batch > 1 && r.at.divisions == 1) CHECK(most <= 1);
-    CHECK(all - count <= repeats + MOST_RANKS);
+    CHECK(all - count <= repeats + MAX_RANKS);
     gg_dataset_release(&r.set);
 }
 
 /* Reads `stop` steps on p ranks, and the rest on q. */
 static void check_rest(int p, int q, int64_t batch, int64_t stop, bool shuffle) {
-    run r = {.options = {.sharding = {.seed = 8, .count = MOST - 1}, .seed = 3, .batch = batch, .shuffle = shuffle}};
-    gg_loader *loader[MOST_RANKS];
+    run r = {.options = {.sharding = {.seed = 8, .count = MAX - 1}, .seed = 3, .batch = batch, .shuffle = shuffle}};
+    gg_loader *loader[MAX_RANKS];
     r.at = (gg_position){.epoch = 1, .division = r.division, .done = r.done};
-    if (!CHECK_OK(make_set(MOST - 1, &r.set))) return;
+    if (!CHECK_OK(make_set(MAX - 1, &r.set))) return;
     r.options.sharding.size = p;
     for (int rank = 0; rank < p; ++rank) {
         if (!CHECK_OK(make_loader(&r, rank, &loader[rank]))) return;
@@ -137,18 +137,18 @@ static void check_rest(int p, int q, int64_t batch, int64_t stop, bool shuffle) 
     r.at.divisions = 1;
     r.at.next = r.at.begun = stop;
     read_part(&r, q, true);
-    for (int i = 0; i < MOST - 1; ++i) CHECK_INT(r.seen[i], 1);
+    for (int i = 0; i < MAX - 1; ++i) CHECK_INT(r.seen[i], 1);
     gg_dataset_release(&r.set);
 }
 
 /* Where enough samples are left for every rank, nothing repeats. */
 static void check_exactly_once(void) {
-    for (int p = 1; p <= MOST_RANKS; ++p)
-        for (int q = 1; q <= MOST_RANKS; ++q)
+    for (int p = 1; p <= MAX_RANKS; ++p)
+        for (int q = 1; q <= MAX_RANKS; ++q)
             for (int64_t stop = 0; stop <= 2; ++stop)
                 for (int shuffle = 0; shuffle < 2; ++shuffle) check_rest(p, q, 3, stop, shuffle);
     /* Before the last step of batches of one, the smaller shards have been read. */
-    for (int p = 2; p <= MOST_RANKS; ++p) check_rest(p, 1, 1, (MOST - 2) / p, true);
+    for (int p = 2; p <= MAX_RANKS; ++p) check_rest(p, 1, 1, (MAX - 2) / p, true);
 }
 
 static void check_refusals(void) {

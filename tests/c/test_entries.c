@@ -6,7 +6,7 @@
 #include "cpu/kernels.h"
 #include "guarded.h"
 
-#define MOST_RANDOM 100
+#define MAX_RANDOM 100
 
 typedef struct entries_case {
     bool wide;
@@ -96,7 +96,7 @@ static void check_case(const entries_case *c) {
 /* Random units, right before memory that cannot be read: all levels read the same, and none goes further. */
 static void check_random(const entries_case *c, unsigned char *end) {
     const size_t bytes = c->n * (c->wide ? 2 : 1);
-    uint32_t wanted[MOST_RANDOM] = {0};
+    uint32_t wanted[MAX_RANDOM] = {0};
     gg_entries_args from = {.at = end - bytes, .n = c->n, .wide = c->wide, .bin = c->bin, .start = c->bin, .least = 1};
     for (size_t i = 0; i < c->n; ++i) /* mostly in order */
         put(c, end - bytes, i, below(mark_of(c) + 1) >> below(c->wide ? 14 : 6), below(8) > 0, below(2) == 1);

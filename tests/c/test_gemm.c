@@ -560,7 +560,7 @@ static void check_rows(gg_device *device, int64_t batch, int64_t in, int64_t out
     for (int64_t first = 0; first < out; first += f.rows) {
         const int64_t rows = out - first < f.rows ? out - first : f.rows;
         buffer run = buffer_floats((size_t)(rows * in));
-        const int used = (int)(first / f.rows % (GG_MOST_USED_NEXT + 1));
+        const int used = (int)(first / f.rows % (GG_MAX_USED_NEXT + 1));
         gg_gradient_rows args = {.first = first, .count = rows, .out = run.data, .used = used};
         for (int i = 0; i < used; ++i) args.used_next[i] = whole->floats + first * in;
         device->table->gradient_rows(device, &f, inputs.data, errors.data, &args);
@@ -663,7 +663,7 @@ static bool has_paired(void) {
     return has;
 }
 
-/* test_gemm [MOST_WORK]
+/* test_gemm [MAX_WORK]
  *
  * Without paired products and with them, on any CPU: which it is, a process asks once. */
 int main(int argc, char **argv) {

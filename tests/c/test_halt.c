@@ -8,7 +8,7 @@
 
 #include "check.h"
 
-#define MOST_STEPS 1000000
+#define MAX_STEPS 1000000
 #define PATIENCE 60.0 /* seconds until ranks count as hung */
 
 /* Steps of a rank, in pieces that each cuts for itself. */
@@ -50,7 +50,7 @@ cleanup:
 /* *step: before which it has stopped. */
 static gg_status run_on(run *r, int64_t *step) {
     int64_t until = -1;
-    while (*step < MOST_STEPS) {
+    while (*step < MAX_STEPS) {
         GG_TRY(gg_team_halt_until(r->team, *step, *step + piece_of(r), *step >= r->wants_from, &until));
         CHECK(until >= *step);
         if (until <= *step) break;
@@ -62,7 +62,7 @@ static gg_status run_on(run *r, int64_t *step) {
 /* All stop after the same step, which is at least `least`. */
 static bool check_together(gg_team *team, int64_t step, int64_t least) {
     int64_t all[64] = {0};
-    bool good = CHECK(step >= least && step < MOST_STEPS);
+    bool good = CHECK(step >= least && step < MAX_STEPS);
     if (!CHECK_OK(gg_agree(gg_team_transport(team, 0), &step, sizeof step, all))) return false;
     for (int rank = 0; rank < gg_team_size(team); ++rank) good = CHECK_INT(all[rank], step) && good;
     return good;
@@ -78,7 +78,7 @@ static void test_rounds(const gg_network *network, bool ring, int slow, int64_t 
         const int rank = gg_team_rank(team), first = round % gg_team_size(team);
         const bool wants = round % 3 == 0 ? rank == first : round % 3 == 1 || rank <= first;
         const int64_t least = step + 50;
-        r.wants_from = wants ? least + (rank == first ? 0 : 1 + rank) : MOST_STEPS;
+        r.wants_from = wants ? least + (rank == first ? 0 : 1 + rank) : MAX_STEPS;
         good = CHECK_OK(gg_team_halt_begin(team, step)) && CHECK_OK(gg_barrier(gg_team_transport(team, 0))) &&
                CHECK_OK(run_on(&r, &step)) && check_together(team, step, least);
         gg_team_halt_end(team);

@@ -15,11 +15,11 @@
 #include "comm_cases.h"
 #include "late_device.h"
 
-#define MOST 64
+#define MAX 64
 
 typedef struct twin {
     gg_virtual *cluster;
-    uint64_t hash[MOST];
+    uint64_t hash[MAX];
 } twin;
 
 static gg_status run_twin(void *context, int rank) {
@@ -41,7 +41,7 @@ static void test_all(int rank, int size, const char *sharing_of_first, const cha
     int64_t direct = 0;
     twin s = {0};
     gg_virtual_options options = {.size = size, .network = {.latency = 1e-6}, .compute_rate = 1};
-    if (size > MOST) return;
+    if (size > MAX) return;
     setenv("GOSSIPGRAD_SHARED", rank == 0 ? sharing_of_first : sharing, 1);
     CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
     if (limit > 0) gg_mpi_transport_limit(t, limit);
@@ -150,10 +150,10 @@ static void test_sums(int rank, int size, size_t limit) {
     gg_device device = {.table = &case_backend, .threads = 1};
     gg_transport *t = NULL, *view = NULL;
     gg_allreduce *many[MANY] = {NULL};
-    float *data = NULL, share[MOST];
+    float *data = NULL, share[MAX];
     uint64_t hash = 14695981039346656037u, first;
-    int members[MOST], count = 0, place = 0;
-    if (size > MOST) return;
+    int members[MAX], count = 0, place = 0;
+    if (size > MAX) return;
     CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
     if (limit > 0) gg_mpi_transport_limit(t, limit);
     CHECK(t->sums == NULL);
@@ -227,9 +227,9 @@ static int64_t test_sum_in_vain(int rank, int size) {
     gg_device device = {.table = &case_backend, .threads = 1};
     gg_transport *t = NULL, *other = NULL;
     gg_allreduce *sum = NULL;
-    float *data = NULL, share[MOST];
+    float *data = NULL, share[MAX];
     char expected[100];
-    if (size < 2 || size > MOST) return 0;
+    if (size < 2 || size > MAX) return 0;
     int64_t before = gg_memory_live_bytes();
     CHECK_OK(gg_mpi_transport_create(true, 0, 0, &other));
     CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
@@ -545,8 +545,8 @@ static void wait_for_late(gg_transport *t, int rank, double seconds) {
  * Where the processor is busy, rank 0 may not have begun to wait when the byte is sent: then rank 1 sleeps longer. */
 static void test_stall(int rank, int size) {
     gg_transport *t = NULL;
-    int enough[MOST] = {0};
-    if (size < 2 || size > MOST) return;
+    int enough[MAX] = {0};
+    if (size < 2 || size > MAX) return;
     CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
     for (double seconds = 0.5; seconds < 60 && !enough[0]; seconds *= 4) {
         wait_for_late(t, rank, seconds);
@@ -566,10 +566,10 @@ static void test_stall(int rank, int size) {
 static void test_agree(int rank, int size) {
     gg_transport *t = NULL;
     gg_request request = {0};
-    int all[MOST] = {0};
+    int all[MAX] = {0};
     char mark = (char)(rank + 1), other = 0;
     const int next = (rank + 1) % size, before = (rank + size - 1) % size;
-    if (size < 2 || size > MOST) return;
+    if (size < 2 || size > MAX) return;
     CHECK_OK(gg_mpi_transport_create(true, 0, 0, &t));
     CHECK_OK(gg_send(t, &mark, 1, next, GG_TAG_USER, &request));
     CHECK_OK(gg_wait(t, &request));

@@ -95,7 +95,7 @@ static void test_optimizer(void) {
     CHECK(args.lr == 0.5f && args.weight_decay == 0.5e-4f);
     gg_optimizer_rule(&optimizer, &statistic, 2, &args);
     CHECK(args.lr == 1 && args.weight_decay == 0 && args.rule == GG_UPDATE_PLAIN);
-    const char *names[GG_MOST_MOMENTS];
+    const char *names[GG_MAX_MOMENTS];
     CHECK_INT(gg_optimizer_moments(&optimizer, names), 1);
 
     gg_optimizer adam = gg_optimizer_of(&gg_optimizer_adam);

@@ -145,7 +145,7 @@ static void test_steps_are_given_before_others_are_done(const char *device, gg_q
     run it;
     begin(&it, device, -1);
     gate held = close_gate(&it, queue);
-    for (int step = 0; step < GG_MOST_OUTSTANDING; ++step) CHECK_OK(gg_replica_run(it.replica, 1));
+    for (int step = 0; step < GG_MAX_OUTSTANDING; ++step) CHECK_OK(gg_replica_run(it.replica, 1));
     CHECK_INT(counted(&it).steps, 0);
     CHECK_INT(counted(&it).samples, 0);
     for (int i = 0; queue == GG_QUEUE_COMPUTE && i < GG_UPLOADS; ++i) /* batches have gone up nevertheless */
@@ -158,7 +158,7 @@ static void test_steps_are_given_before_others_are_done(const char *device, gg_q
     CHECK(counted(&it).steps >= 1);
     CHECK(pthread_join(opener, NULL) == 0);
     CHECK_OK(gg_replica_settle(it.replica));
-    CHECK_INT(counted(&it).steps, GG_MOST_OUTSTANDING + 1);
+    CHECK_INT(counted(&it).steps, GG_MAX_OUTSTANDING + 1);
     CHECK_OK(gg_replica_run(it.replica, STEPS)); /* the last step of the epoch waits */
     check_counts(&it, &all);
     end(&it);
@@ -219,12 +219,12 @@ static void test_messages_move_while_a_rank_waits(const char *device, gg_queue q
     by.before = close_gate(&it, GG_QUEUE_COMPUTE);
     CHECK_OK(gg_send(order, message, GG_ALIGNMENT, 1, GG_TAG_USER, &send));
     by.behind = close_gate(&it, queue);
-    for (int step = 0; step < GG_MOST_OUTSTANDING; ++step) CHECK_OK(gg_replica_run(it.replica, 1));
+    for (int step = 0; step < GG_MAX_OUTSTANDING; ++step) CHECK_OK(gg_replica_run(it.replica, 1));
     CHECK(by.times == 0 && !out.sent && counted(&it).steps == 0);
     CHECK_OK(gg_replica_run(it.replica, 1));
     CHECK(out.sent && by.done && counted(&it).steps >= 1);
     CHECK_OK(gg_replica_settle(it.replica));
-    CHECK_INT(counted(&it).steps, GG_MOST_OUTSTANDING + 1);
+    CHECK_INT(counted(&it).steps, GG_MAX_OUTSTANDING + 1);
     gg_device_free_host(it.replica->device, message);
     end(&it);
     gg_transport_destroy(order);

@@ -7,7 +7,7 @@
 #include "comm/virtual/virtual.h"
 #include "data/loader.h"
 
-#define MOST 64
+#define MAX 64
 #define RANKS 8
 #define VALUES 3
 #define TARGETS 2
@@ -125,15 +125,15 @@ typedef struct setup {
     gg_sharding sharding;
     int64_t batch;
     bool shuffle, audits;
-    int seen[EPOCHS][MOST];
+    int seen[EPOCHS][MAX];
 } setup;
 
 /* Reads a batch, checks what is in it, counts it. */
 static gg_status read(setup *s, gg_loader *loader, int rank, int64_t step, int *seen) {
-    float samples[MOST * VALUES], weights[MOST];
+    float samples[MAX * VALUES], weights[MAX];
     union {
-        int32_t id[MOST];
-        float value[MOST * TARGETS];
+        int32_t id[MAX];
+        float value[MAX * TARGETS];
     } targets;
     gg_status status = read_into(loader, step, GG_LAYOUT_PLAIN, samples, &targets, weights);
     bool same = true;
@@ -181,7 +181,7 @@ static gg_status train(setup *s, int rank, gg_shard_copy *shard, gg_loader *load
     CHECK_INT(messages, EPOCHS * steps);
     CHECK_INT(bytes, EPOCHS * steps * s->batch * (int64_t)gg_shard_copy_slot_bytes(shard));
     /* Going back and forth is the same as having come there. */
-    int32_t moved[MOST], first;
+    int32_t moved[MAX], first;
     memcpy(moved, shard->id, (size_t)shard->set.count * sizeof *moved);
     MUST(gg_sample_ring_seek(ring, &s->set, 3));
     CHECK_INT(shard->id[0], gg_sharding_moved_id(&s->sharding, rank, 0, s->batch, 3));
@@ -225,7 +225,7 @@ static void check_epochs(const setup *s, int size) {
 static void test_epochs(void) {
     static const int sizes[] = {2, 3, 5, 8};
     for (int i = 0; i < 4; ++i)
-        for (int64_t count = sizes[i]; count <= 5 * sizes[i] + 4 && count <= MOST; ++count)
+        for (int64_t count = sizes[i]; count <= 5 * sizes[i] + 4 && count <= MAX; ++count)
             for (int64_t batch = 1; batch <= count / sizes[i]; ++batch) {
                 int kind = (int)(count + batch) % 4;
                 setup s = {.batch = batch, .shuffle = kind != 0, .audits = count % 3 == 0};

@@ -291,7 +291,7 @@ static void test_large_products(void) {
 
 /* -------------------------------------------------------------------------------------------- convolutions */
 
-enum { POINT = GG_SPLIT_POINTS, TILE_POINTS = 16, MOST_STEPS = 18 };
+enum { POINT = GG_SPLIT_POINTS, TILE_POINTS = 16, MAX_STEPS = 18 };
 static const float special[] = {0.0f, -0.0f, 3.40282347e38f, -0x1.fffffep-100f, INFINITY, -INFINITY, NAN, 1e-30f};
 
 typedef const gg_split_conv_kernels *conv_kernels;
@@ -371,7 +371,7 @@ static void add_wide(wide_sum *to, float x, float y) {
 typedef struct forward_case {
     int tiles;
     int64_t steps, points;
-    int64_t point[MOST_STEPS];
+    int64_t point[MAX_STEPS];
     buffer from, weights;
 } forward_case;
 
@@ -379,7 +379,7 @@ static buffer forward_sums(conv_kernels kernels, const forward_case *it) {
     buffer sums = buffer_floats((size_t)it->tiles * 256);
     buffer points = split_points(kernels, &it->from, it->points, POINT);
     buffer weights = split_weights(kernels, &it->weights, it->steps + 1);
-    gg_split_step step[MOST_STEPS];
+    gg_split_step step[MAX_STEPS];
     for (int64_t s = 0; s < it->steps; ++s)
         step[s] = (gg_split_step){it->point[s] * GG_SPLIT_POINT, (it->steps - s) * GG_SPLIT_FACTOR};
     const gg_split_forward run = {.step = step,
@@ -413,7 +413,7 @@ static void check_forward(const forward_case *it, const buffer *sums) {
 }
 
 static void test_conv_forward(void) {
-    static const int64_t steps[] = {0, 1, 2, 9, MOST_STEPS};
+    static const int64_t steps[] = {0, 1, 2, 9, MAX_STEPS};
     conv_kernels fast = fast_conv();
     for (int tiles = 1; tiles <= GG_SPLIT_RUN; ++tiles)
         for (size_t k = 0; k < sizeof steps / sizeof *steps; ++k) {

@@ -126,7 +126,7 @@ static void test_work_is_late(void) {
     CHECK(device->table->sum_squares(device, COUNT, a, NULL) == 64.0 * COUNT);
     CHECK(device->table->all_finite(device, COUNT, a));
     /* More than there are records. */
-    for (int i = 0; i < 3 * GG_STRICT_MOST_WORKS; ++i)
+    for (int i = 0; i < 3 * GG_STRICT_MAX_WORKS; ++i)
         gg_device_copy(device, (gg_queue)(i % 2), shared, &ones[i % COUNT], sizeof(float));
     gg_device_finish(device);
     CHECK(shared[0] == 1);

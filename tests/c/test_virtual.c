@@ -41,10 +41,10 @@ static void test_all(void) {
 
 /* Nothing is allocated once things are made: counted over all ranks. */
 static gg_status run_warm(void *context, int rank) {
-    static float data[MOST][4800];
-    static gg_allreduce *allreduce[MOST];
+    static float data[MAX][4800];
+    static gg_allreduce *allreduce[MAX];
     static gg_device device = {.table = &case_backend, .threads = 1};
-    static const float scale[MOST] = {1, 2, 3, 4, 5};
+    static const float scale[MAX] = {1, 2, 3, 4, 5};
     setup *s = context;
     double values[3] = {1, 2, 3};
     char bytes[5 * 100] = {0};
@@ -87,7 +87,7 @@ static void add_wait(void *context, double begin) {
 }
 
 static gg_status run_slow_sums(void *context, int rank) {
-    static const float scale[MOST] = {1, 2, 3};
+    static const float scale[MAX] = {1, 2, 3};
     setup *s = context;
     gg_backend slow = case_backend;
     slow.weighted_sum = slow_sum;

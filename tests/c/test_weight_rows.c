@@ -57,7 +57,7 @@ static void make_each(const gg_weight_rows *rows, int used, const float *weights
 
 static gg_status need(setup *s, gg_exchange *x, int rank, int step) {
     gg_weight_rows rows = {.make = NULL};
-    const char *names[GG_MOST_MOMENTS];
+    const char *names[GG_MAX_MOMENTS];
     const int moments = gg_optimizer_moments(&s->optimizer, names);
     const float *weights = gg_state_weights(gg_exchange_state(x));
     if (s->how == AT_ONCE || (s->how == ROWS_THEN_WHOLE && step % 2 == 1)) GG_TRY(gg_exchange_need(x, 0));

@@ -7,15 +7,15 @@
 #include "comm/virtual/virtual.h"
 #include "comm_check.h"
 
-#define MOST 16
+#define MAX 16
 
 typedef struct setup {
     gg_virtual *cluster;
     int number;
-    uint64_t hash[MOST];
-    int64_t direct[MOST];
-    double clock[MOST], seen[MOST];
-    int order[4 * MOST], ordered;
+    uint64_t hash[MAX];
+    int64_t direct[MAX];
+    double clock[MAX], seen[MAX];
+    int order[4 * MAX], ordered;
 } setup;
 
 static inline gg_virtual *make(int size, double latency, double bandwidth) {

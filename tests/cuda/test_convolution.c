@@ -387,7 +387,7 @@ static int forward(const gg_cuda_api *api, gg_cudnn_handle handle, const biased 
 /* What the stand-in sees of a bias that is added in the convolution's call. */
 static void test_bias_contract(void) {
     const gg_cuda_api *api = standin_api();
-    const int refused = GG_CUDNN_LEAST_REFUSAL;
+    const int refused = GG_CUDNN_MIN_REFUSAL;
     gg_device *device = open_device(false);
     gg_cudnn_handle handle;
     gg_cuda_stream stream;

@@ -8,7 +8,7 @@
 #include "cuda/cuda_api.h"
 #include "loaded_standin.h"
 
-enum { MOST_PARAMETERS = 16, RUNS = 2 };
+enum { MAX_PARAMETERS = 16, RUNS = 2 };
 
 static long (*standin_kernel_failures)(void);
 
@@ -57,8 +57,8 @@ typedef struct problem {
     const char *name;
     gg_op_desc desc;
     int parameters;
-    int64_t parameter_count[MOST_PARAMETERS], carried_count;
-    float *parameter[MOST_PARAMETERS], *input, *grad_output;
+    int64_t parameter_count[MAX_PARAMETERS], carried_count;
+    float *parameter[MAX_PARAMETERS], *input, *grad_output;
     int32_t *numbers;
     bool evaluate; /* the first run */
     bool no_carried;
@@ -66,7 +66,7 @@ typedef struct problem {
 
 /* What it gives. */
 typedef struct answer {
-    float *output[RUNS], *grad_input[RUNS], *gradient[RUNS][MOST_PARAMETERS], *carried[RUNS];
+    float *output[RUNS], *grad_input[RUNS], *gradient[RUNS][MAX_PARAMETERS], *carried[RUNS];
     gg_dtype reads, gives;
 } answer;
 
@@ -107,7 +107,7 @@ static bool run_on(gg_device *device, const problem *p, answer *out) {
     if (!CHECK_OK(device->table->create[p->desc.kind](device, &p->desc, &op))) return false;
     for (int i = 0; i < p->desc.inputs; ++i) CHECK_INT(op->input[i].layout, GG_LAYOUT_PLAIN);
     *out = (answer){.reads = op->input[0].dtype, .gives = op->output.dtype};
-    float *parameter[MOST_PARAMETERS], *gradient[MOST_PARAMETERS], *zeros = calloc((size_t)p->carried_count + 1, 4);
+    float *parameter[MAX_PARAMETERS], *gradient[MAX_PARAMETERS], *zeros = calloc((size_t)p->carried_count + 1, 4);
     void *blocks[64];
     int used = 0;
 #define BLOCK(count, dtype, values) (blocks[used++] = put(device, count, dtype, values))

@@ -15,7 +15,7 @@
 
 /* On the wire a tag carries the number of its epoch modulo `epochs`, in steps that leave room for mpi_sums.c's. */
 #define TAG_STEP (GG_TAG_LIMIT + 3)
-#define MOST_EPOCHS 64
+#define MAX_EPOCHS 64
 
 /* A request's private words. */
 typedef struct __attribute__((may_alias)) request_link {
@@ -413,7 +413,7 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
         goto cleanup;
     }
     const int64_t tags = flag && limit ? (int64_t)*limit + 1 : TAG_STEP;
-    made->epochs = tags / TAG_STEP < 1 ? 1 : tags / TAG_STEP > MOST_EPOCHS ? MOST_EPOCHS : (int)(tags / TAG_STEP);
+    made->epochs = tags / TAG_STEP < 1 ? 1 : tags / TAG_STEP > MAX_EPOCHS ? MAX_EPOCHS : (int)(tags / TAG_STEP);
     if (made->transport.size > 1) GG_TRY_CLEANUP(gg_mpi_halt_create(made->comm, &made->halt));
     GG_TRY_CLEANUP(gg_shared_create(made->comm, made->halt, &made->shared));
     GG_TRY_CLEANUP(find_nodes(made));

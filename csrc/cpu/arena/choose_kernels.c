@@ -8,7 +8,7 @@
 
 /* For each element of a bin: the bits of |H|, or 0 where G is 0. The sign of G is in the top bit, except with AVX2. */
 typedef struct magnitudes {
-    uint32_t of[GG_MOST_CHOSEN_BIN] __attribute__((aligned(64)));
+    uint32_t of[GG_MAX_CHOSEN_BIN] __attribute__((aligned(64)));
 } magnitudes;
 
 /* A bin: the n elements of the parameter from `at` on, their marks or NULL, and where their places are written. room:

@@ -10,9 +10,9 @@
 /* Bytes of a source that stay in the L2 cache: at most half of that cache on every CPU with these vectors. */
 #define SOURCE_BYTES (512 * 1024)
 /* Min multiply-adds of an element between load and store, so that these stay cheap. */
-#define LEAST_TERMS 128
+#define MIN_TERMS 128
 /* Min cost for dot products, in vectors; their last step costs more. */
-#define LEAST_DOT 384
+#define MIN_DOT 384
 
 /* Maps target positions to source positions, in one direction. */
 typedef struct conv_walk {
@@ -141,7 +141,7 @@ static gg_status walk_create(const conv_op *conv, bool forward, conv_walk *walk)
      * channels as fit, but enough for a tile, and then for a strip of columns. */
     const int64_t height = window->kernel[0] < walk->source[0] ? window->kernel[0] : walk->source[0];
     const int64_t column = height * conv->lanes * (int64_t)sizeof(float);
-    const int64_t least = gg_block_count(LEAST_TERMS, conv->taps);
+    const int64_t least = gg_block_count(MIN_TERMS, conv->taps);
     int64_t part = SOURCE_BYTES / (column * walk->source[1]);
     const int64_t light = SOURCE_BYTES / (walk->rows * conv->taps * (int64_t)sizeof(float));
     if (part > light) part = light;
@@ -168,7 +168,7 @@ static gg_status slab_create(conv_op *conv) {
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
     const int64_t row = out[2] * conv->lanes;
     conv->copied = w->padding[0] > 0 || w->padding[1] > 0;
-    conv->slab_rows = gg_block_count(LEAST_DOT * GG_LANES, row);
+    conv->slab_rows = gg_block_count(MIN_DOT * GG_LANES, row);
     const int64_t slabs = gg_block_count(out[1], conv->slab_rows);
     conv->slab_rows = gg_block_count(out[1], slabs);
     conv->slab_height = (conv->slab_rows - 1) * w->stride[0] + (w->kernel[0] - 1) * w->dilation[0] + 1;

@@ -31,16 +31,16 @@
 #define BLOCK_BYTES (128 * 1024)
 /* Bytes of a block's places for the weight gradient. The ends of blocks fix the bits of sums, so they do not depend on
  * the number of threads. Every block reads and writes all sums. Its operands are therefore twice as large as the sums,
- * with LEAST_COLUMNS/2 to LEAST_COLUMNS columns. */
+ * with MIN_COLUMNS/2 to MIN_COLUMNS columns. */
 #define GRADIENT_BYTES (512 * 1024)
 /* Units are cut into parts with their own sums, so that threads need not wait for each other. The number of parts is a
- * multiple of LEAST_PARTS. All sums have at most SUMS_CACHED bytes and 1/SUMS_SHARE of the operands' bytes, and at most
+ * multiple of MIN_PARTS. All sums have at most SUMS_CACHED bytes and 1/SUMS_SHARE of the operands' bytes, and at most
  * SUMS_BYTES. Otherwise there is one part. */
 #define SUMS_CACHED (7 * 256 * 1024)
 #define SUMS_SHARE 16
 #define SUMS_BYTES (8 * 1024 * 1024)
-#define LEAST_PARTS 4
-#define MOST_PARTS 8
+#define MIN_PARTS 4
+#define MAX_PARTS 8
 /* Tiles of single planes that are prefetched. */
 #define TILES_AHEAD 4
 /* Max channels for which a unit's channels lie on few pages at any distance of its blocks. Adjacent units then do not
@@ -48,7 +48,7 @@
 #define FEW_CHANNELS 64
 /* Min columns of a block if the transformed weights are much larger than caches, because each block reads all of them.
  * Also the max columns of a gradient block chosen by the size of its sums. */
-#define LEAST_COLUMNS 128
+#define MIN_COLUMNS 128
 #define LARGE_WEIGHTS (4 * 1024 * 1024)
 
 /* One pass from images to images. */
@@ -599,7 +599,7 @@ static int64_t choose_block(const winograd_op *op, const wino_walk *walk, int64_
     const int64_t unit = (walk->terms + walk->rows) * op->places * columns * (int64_t)sizeof(float);
     int64_t block = BLOCK_BYTES / unit;
     const int64_t least = walk->terms * walk->rows * op->places * (int64_t)sizeof(float) > LARGE_WEIGHTS
-                              ? LEAST_COLUMNS / columns
+                              ? MIN_COLUMNS / columns
                               : 2 * op->kernels->rows / columns;
     if (block < least) block = least;
     block = up_to(block < 1 ? 1 : block, each);
@@ -642,7 +642,7 @@ static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) 
 static int64_t choose_parts(const winograd_op *op, int64_t unit, int64_t block) {
     const int64_t sums = (int64_t)(sum_floats(op) * sizeof(float));
     int64_t parts = at_most(SUMS_CACHED + op->units * unit / SUMS_SHARE, SUMS_BYTES) / sums;
-    parts = at_most(at_most(parts, op->units / block), MOST_PARTS) / LEAST_PARTS * LEAST_PARTS;
+    parts = at_most(at_most(parts, op->units / block), MAX_PARTS) / MIN_PARTS * MIN_PARTS;
     return parts == 0 ? 1 : parts;
 }
 
@@ -650,7 +650,7 @@ static void make_gradient(winograd_op *op, size_t *scratch) {
     const int64_t columns = op->channels ? 1 : op->width;
     const int64_t unit = (op->in + op->out) * op->places * columns * (int64_t)sizeof(float);
     const int64_t as_sums = 2 * op->in * op->out / (op->in + op->out);
-    const int64_t least = as_sums < LEAST_COLUMNS / 2 ? LEAST_COLUMNS / 2 : at_most(as_sums, LEAST_COLUMNS);
+    const int64_t least = as_sums < MIN_COLUMNS / 2 ? MIN_COLUMNS / 2 : at_most(as_sums, MIN_COLUMNS);
     int64_t block = GRADIENT_BYTES / unit;
     if (block < least / columns) block = least / columns;
     op->units = op->forward.tiles[0] * op->forward.tiles[1] * (op->channels ? op->batch : op->lanes / GG_LANES);

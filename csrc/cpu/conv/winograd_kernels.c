@@ -25,7 +25,7 @@
 #else
 #define WINOGRAD_INLINE static __attribute__((noinline))
 #endif
-#define MOST 8    /* places along one axis */
+#define MAX 8     /* places along one axis */
 #define TAPS 5    /* max weights along one axis */
 #define OUTPUTS 6 /* max outputs along one axis */
 
@@ -99,7 +99,7 @@ static const float AT_POINT[PAIRS] = {
 };
 
 /* B^T d of eight places */
-WINOGRAD_INLINE void input_axis8(const part_f d[MOST], part_f v[MOST]) {
+WINOGRAD_INLINE void input_axis8(const part_f d[MAX], part_f v[MAX]) {
     v[0] = plus(-SYMMETRIC3, d[0], plus(SYMMETRIC2, d[2], plus(-SYMMETRIC1, d[4], d[6])));
     v[7] = plus(-SYMMETRIC3, d[1], plus(SYMMETRIC2, d[3], plus(-SYMMETRIC1, d[5], d[7])));
 #pragma GCC unroll 3
@@ -112,7 +112,7 @@ WINOGRAD_INLINE void input_axis8(const part_f d[MOST], part_f v[MOST]) {
 }
 
 /* A^T m of eight places, for four or six outputs */
-WINOGRAD_INLINE void output_axis8(const int outputs, const part_f m[MOST], part_f y[OUTPUTS]) {
+WINOGRAD_INLINE void output_axis8(const int outputs, const part_f m[MAX], part_f y[OUTPUTS]) {
     y[0] = m[0];
 #pragma GCC unroll 6
     for (int o = 1; o < outputs; ++o) y[o] = o == outputs - 1 ? m[7] : part_set(0);
@@ -130,7 +130,7 @@ WINOGRAD_INLINE void output_axis8(const int outputs, const part_f m[MOST], part_
 }
 
 /* A y of eight places, of four or six outputs */
-WINOGRAD_INLINE void gradient_axis8(const int outputs, const part_f y[OUTPUTS], part_f e[MOST]) {
+WINOGRAD_INLINE void gradient_axis8(const int outputs, const part_f y[OUTPUTS], part_f e[MAX]) {
     e[0] = y[0];
     e[7] = y[outputs - 1];
 #pragma GCC unroll 3
@@ -147,7 +147,7 @@ WINOGRAD_INLINE void gradient_axis8(const int outputs, const part_f y[OUTPUTS], 
 }
 
 /* G g of eight places */
-WINOGRAD_INLINE void weights_axis8(const int taps, const part_f g[TAPS], part_f u[MOST]) {
+WINOGRAD_INLINE void weights_axis8(const int taps, const part_f g[TAPS], part_f u[MAX]) {
     u[0] = times(AT_ZERO8, g[0]);
     u[7] = g[taps - 1];
 #pragma GCC unroll 3
@@ -164,7 +164,7 @@ WINOGRAD_INLINE void weights_axis8(const int taps, const part_f g[TAPS], part_f 
 }
 
 /* G^T u of eight places */
-WINOGRAD_INLINE void weight_gradient_axis8(const int taps, const part_f u[MOST], part_f g[TAPS]) {
+WINOGRAD_INLINE void weight_gradient_axis8(const int taps, const part_f u[MAX], part_f g[TAPS]) {
     g[0] = times(AT_ZERO8, u[0]);
 #pragma GCC unroll 5
     for (int t = 1; t < taps; ++t) g[t] = t == taps - 1 ? u[7] : part_set(0);
@@ -182,7 +182,7 @@ WINOGRAD_INLINE void weight_gradient_axis8(const int taps, const part_f u[MOST],
 }
 
 /* B^T d */
-WINOGRAD_INLINE void input_axis(const int places, const part_f d[MOST], part_f v[MOST]) {
+WINOGRAD_INLINE void input_axis(const int places, const part_f d[MAX], part_f v[MAX]) {
     if (places == 8) {
         input_axis8(d, v);
         return;
@@ -205,7 +205,7 @@ WINOGRAD_INLINE void input_axis(const int places, const part_f d[MOST], part_f v
 }
 
 /* A^T m */
-WINOGRAD_INLINE void output_axis(const int outputs, const int places, const part_f m[MOST], part_f y[OUTPUTS]) {
+WINOGRAD_INLINE void output_axis(const int outputs, const int places, const part_f m[MAX], part_f y[OUTPUTS]) {
     if (places == 8) {
         output_axis8(outputs, m, y);
         return;
@@ -228,7 +228,7 @@ WINOGRAD_INLINE void output_axis(const int outputs, const int places, const part
 }
 
 /* A y */
-WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const part_f y[OUTPUTS], part_f e[MOST]) {
+WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const part_f y[OUTPUTS], part_f e[MAX]) {
     if (places == 8) {
         gradient_axis8(outputs, y, e);
         return;
@@ -265,7 +265,7 @@ WINOGRAD_INLINE void gradient_axis(const int outputs, const int places, const pa
 #define AT_Q (1.0f / (2.0f * Q2 * (Q2 - P2)))
 
 /* G g */
-WINOGRAD_INLINE void weights_axis(const int places, const int taps, const part_f g[TAPS], part_f u[MOST]) {
+WINOGRAD_INLINE void weights_axis(const int places, const int taps, const part_f g[TAPS], part_f u[MAX]) {
     if (places == 8) {
         weights_axis8(taps, g, u);
         return;
@@ -295,7 +295,7 @@ WINOGRAD_INLINE void weights_axis(const int places, const int taps, const part_f
 }
 
 /* G^T u */
-WINOGRAD_INLINE void weight_gradient_axis(const int places, const int taps, const part_f u[MOST], part_f g[TAPS]) {
+WINOGRAD_INLINE void weight_gradient_axis(const int places, const int taps, const part_f u[MAX], part_f g[TAPS]) {
     if (places == 8) {
         weight_gradient_axis8(taps, u, g);
         return;
@@ -333,18 +333,18 @@ WINOGRAD_INLINE void request(const gg_winograd_tiles *t, int64_t plane, const in
 WINOGRAD_INLINE void to_places(const gg_winograd_tiles *t, const int outputs, const int places, const bool gradient,
                                const bool whole) {
     const int across = gradient ? outputs : places;
-    part_if rows[MOST] = {0};
+    part_if rows[MAX] = {0};
 #pragma GCC unroll 8
     for (int r = 0; r < across; ++r) rows[r] = part_when(r >= t->begin[0] && r < t->end[0]);
     for (int64_t at = 0; at < t->count * t->lanes; at += PART) {
         const int64_t i = at / t->lanes, lane = at % t->lanes;
         const float *image = t->image + i * t->plane + lane;
         float *to = t->places + i * t->step + lane;
-        part_f turned[MOST][MOST];
+        part_f turned[MAX][MAX];
         if (lane == 0 && t->ahead != NULL) request(t, i, across);
         ALONG_AXIS
         for (int c = 0; c < across; ++c) {
-            part_f in[MOST], out[MOST];
+            part_f in[MAX], out[MAX];
             if (!whole && (c < t->begin[1] || c >= t->end[1])) {
 #pragma GCC unroll 8
                 for (int r = 0; r < places; ++r) turned[r][c] = part_set(0);
@@ -362,7 +362,7 @@ WINOGRAD_INLINE void to_places(const gg_winograd_tiles *t, const int outputs, co
         }
         ALONG_AXIS
         for (int r = 0; r < places; ++r) {
-            part_f out[MOST];
+            part_f out[MAX];
             if (gradient) gradient_axis(outputs, places, turned[r], out);
             else input_axis(places, turned[r], out);
 #pragma GCC unroll 8
@@ -402,7 +402,7 @@ WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs, con
         const int64_t i = at / t->lanes, lane = at % t->lanes;
         const float *from = t->places + i * t->step + lane;
         float *image = t->image + i * t->plane + lane;
-        part_f turned[OUTPUTS][MOST], bias = part_set(0);
+        part_f turned[OUTPUTS][MAX], bias = part_set(0);
         if (lane == 0 && t->ahead != NULL) request(t, i, outputs);
         if (t->bias != NULL) {
             const float *value = t->bias + i * t->bias_step;
@@ -410,7 +410,7 @@ WINOGRAD_INLINE void to_image(const gg_winograd_tiles *t, const int outputs, con
         }
         ALONG_AXIS
         for (int c = 0; c < places; ++c) {
-            part_f in[MOST], out[OUTPUTS];
+            part_f in[MAX], out[OUTPUTS];
 #pragma GCC unroll 8
             for (int r = 0; r < places; ++r) in[r] = part_load(from + (r * places + c) * t->place_step);
             output_axis(outputs, places, in, out);
@@ -452,10 +452,10 @@ WINOGRAD_INLINE void to_weight_places(const gg_winograd_weights *w, const int pl
         }
         for (int lane = 0; lane < w->stored; lane += PART) {
             const int stored = w->stored - lane;
-            part_f turned[MOST][TAPS];
+            part_f turned[MAX][TAPS];
             ALONG_AXIS
             for (int c = 0; c < taps; ++c) {
-                part_f in[TAPS], out[MOST];
+                part_f in[TAPS], out[MAX];
 #pragma GCC unroll 5
                 for (int r = 0; r < taps; ++r) in[r] = part_load(&one[taps * r + c][lane]);
                 weights_axis(places, taps, in, out);
@@ -465,7 +465,7 @@ WINOGRAD_INLINE void to_weight_places(const gg_winograd_weights *w, const int pl
             float *to = w->places + i * w->places_step + lane;
             ALONG_AXIS
             for (int r = 0; r < places; ++r) {
-                part_f out[MOST];
+                part_f out[MAX];
                 weights_axis(places, taps, turned[r], out);
 #pragma GCC unroll 8
                 for (int c = 0; c < places; ++c) {
@@ -493,10 +493,10 @@ WINOGRAD_INLINE void to_weights(const gg_winograd_weights *w, const int places, 
         for (int lane = 0; lane < w->lanes; lane += PART) {
             const int lanes = w->lanes - lane;
             const float *from = w->places + i * w->places_step + lane;
-            part_f turned[TAPS][MOST];
+            part_f turned[TAPS][MAX];
             ALONG_AXIS
             for (int c = 0; c < places; ++c) {
-                part_f in[MOST], out[TAPS];
+                part_f in[MAX], out[TAPS];
 #pragma GCC unroll 8
                 for (int r = 0; r < places; ++r) {
                     const float *place = from + (r * places + c) * w->place_step;

@@ -147,14 +147,14 @@ static void paired_part(void *context, int thread, int threads) {
 }
 
 /* Min terms, rows and columns: smaller sides are packed for too few products. */
-enum { LEAST_SIDE = 48 };
+enum { MIN_SIDE = 48 };
 
 static bool paired_gradient_pays(gg_isa isa, int64_t batch, int64_t in) {
-    return gg_paired_kernels_for(isa) != NULL && batch >= LEAST_SIDE && in >= LEAST_SIDE;
+    return gg_paired_kernels_for(isa) != NULL && batch >= MIN_SIDE && in >= MIN_SIDE;
 }
 
 static bool paired_pays(gg_isa isa, const gg_sgemm *p) {
-    return gg_paired_kernels_for(isa) != NULL && p->m >= LEAST_SIDE && p->n >= LEAST_SIDE && p->k >= LEAST_SIDE;
+    return gg_paired_kernels_for(isa) != NULL && p->m >= MIN_SIDE && p->n >= MIN_SIDE && p->k >= MIN_SIDE;
 }
 
 static size_t paired_scratch(const gg_sgemm *p, int threads) {

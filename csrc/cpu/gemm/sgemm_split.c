@@ -137,14 +137,14 @@ static void columns_part(void *context, int thread, int threads) {
 }
 
 static bool split_gradient_pays(gg_isa isa, int64_t batch, int64_t in) {
-    enum { LEAST_BATCH = 64, LEAST_IN = 16 };
-    return gg_cpu_kernels_for(isa)->split != NULL && batch >= LEAST_BATCH && in >= LEAST_IN;
+    enum { MIN_BATCH = 64, MIN_IN = 16 };
+    return gg_cpu_kernels_for(isa)->split != NULL && batch >= MIN_BATCH && in >= MIN_IN;
 }
 
 static bool split_pays(gg_isa isa, const gg_sgemm *p) {
-    enum { LEAST_SIDE = 28, LEAST_WORK = 1 << 17 };
-    return gg_cpu_kernels_for(isa)->split != NULL && p->m >= LEAST_SIDE && p->n >= LEAST_SIDE && p->k >= LEAST_SIDE &&
-           p->m * p->n * p->k > LEAST_WORK;
+    enum { MIN_SIDE = 28, MIN_WORK = 1 << 17 };
+    return gg_cpu_kernels_for(isa)->split != NULL && p->m >= MIN_SIDE && p->n >= MIN_SIDE && p->k >= MIN_SIDE &&
+           p->m * p->n * p->k > MIN_WORK;
 }
 
 /* Numbers of a strip and a thread's chunk. */

@@ -5,17 +5,17 @@
 #include "base/parallel.h"
 #include "cpu/native.h"
 
-#define MOST_AXES (GG_MAX_DIMS + 1)
+#define MAX_AXES (GG_MAX_DIMS + 1)
 
 typedef struct rearrange_op {
     gg_op head;
     gg_device *device;
     int axes;
-    int64_t size[MOST_AXES], step[MOST_AXES]; /* of the view; steps in floats of the viewed tensor */
-    int64_t offset;                           /* of its first element */
-    int64_t inner;                            /* adjacent elements in both tensors, the last axis */
-    int64_t rows;                             /* of `inner` elements */
-    size_t viewed;                            /* elements of the viewed tensor */
+    int64_t size[MAX_AXES], step[MAX_AXES]; /* of the view; steps in floats of the viewed tensor */
+    int64_t offset;                         /* of its first element */
+    int64_t inner;                          /* adjacent elements in both tensors, the last axis */
+    int64_t rows;                           /* of `inner` elements */
+    size_t viewed;                          /* elements of the viewed tensor */
 } rearrange_op;
 
 typedef struct rearrange_job {
@@ -29,7 +29,7 @@ typedef struct rearrange_job {
 static void rearrange_part(void *context, int thread, int threads) {
     const rearrange_job *j = context;
     const rearrange_op *op = j->op;
-    int64_t at[MOST_AXES] = {0}, viewed = op->offset;
+    int64_t at[MAX_AXES] = {0}, viewed = op->offset;
     size_t begin, end;
     gg_parallel_split((size_t)(op->rows * op->inner), GG_LANES, thread, threads, &begin, &end);
     int64_t dense = (int64_t)begin, left = dense / op->inner;

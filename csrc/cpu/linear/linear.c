@@ -278,7 +278,7 @@ static const gg_op_class linear_class = {.forward = native_linear_forward,
                                          .destroy = gg_native_op_free};
 
 /* Max bytes of the inputs. Each such run of rows reads all of them again, so they should stay in cache. */
-#define MOST_INPUTS ((size_t)4 << 20)
+#define MAX_INPUTS ((size_t)4 << 20)
 
 /* If one thread trains, rows of the weight may be made current before they are read. */
 static void choose_rows(linear_op *linear) {
@@ -286,7 +286,7 @@ static void choose_rows(linear_op *linear) {
     if (linear->threads > 1 || !linear->op.desc.training) return;
     const size_t plain = (size_t)(linear->features.in * linear->features.columns) * sizeof(float);
     const size_t inputs = packed != NULL ? fresh_inputs_bytes(linear) : plain;
-    if (inputs > MOST_INPUTS) return;
+    if (inputs > MAX_INPUTS) return;
     if (packed != NULL) {
         const size_t bytes = inputs + packed->side_bytes(fresh_rows(linear), linear->features.in);
         if (bytes > linear->op.scratch_bytes) linear->op.scratch_bytes = bytes;

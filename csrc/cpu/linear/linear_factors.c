@@ -12,9 +12,9 @@
 
 /* Elements of the rows that a thread computes at a time. More if kernels need several long rows. */
 #define ROWS_ELEMENTS 65536
-#define MOST_ROWS_ELEMENTS (3 * ROWS_ELEMENTS)
+#define MAX_ROWS_ELEMENTS (3 * ROWS_ELEMENTS)
 /* Min long rows: products of fewer rows would wait for their operands. */
-#define LEAST_ROWS 4
+#define MIN_ROWS 4
 
 static const gg_packed_products *packed_of(const gg_device *device, const gg_gradient_factors *f) {
     return gg_packed_gradient_for(device->isa, f->batch, f->in);
@@ -39,10 +39,10 @@ bool gg_cpu_factors(const gg_device *device, gg_gradient_factors *f) {
     const gg_gemm_kernels *kernels = gg_cpu_device_kernels(device)->gemm;
     const gg_packed_products *packed = packed_of(device, f);
     const int64_t step = packed != NULL ? packed->granule : kernels->tile_rows;
-    const int64_t least = packed != NULL ? step : LEAST_ROWS, fit = ROWS_ELEMENTS / f->in;
+    const int64_t least = packed != NULL ? step : MIN_ROWS, fit = ROWS_ELEMENTS / f->in;
     if (packed == NULL && f->batch > GG_SGEMM_TERMS) return false;
     f->rows = fit >= step ? fit / step * step : fit > least ? fit : least;
-    if (f->rows * f->in > MOST_ROWS_ELEMENTS) return false;
+    if (f->rows * f->in > MAX_ROWS_ELEMENTS) return false;
     f->fetched = packed != NULL ? packed->fetches : (int)fetched_beside(device, f, f->rows);
     f->rows *= device->threads;
     if (packed != NULL) {

@@ -25,10 +25,10 @@ void gg_native_mask_rows(const gg_gemm_kernels *kernels, const gg_op *op, const 
     }
 }
 
-/* Samples are cut into at most MOST_PARTS parts. At most MOST_SUMS sums, each of a part and a block of channels, are
+/* Samples are cut into at most MAX_PARTS parts. At most MAX_SUMS sums, each of a part and a block of channels, are
  * computed side by side. Sums are double and added in the order of the parts, so bits do not depend on threads. */
-#define MOST_PARTS 16
-#define MOST_SUMS 512
+#define MAX_PARTS 16
+#define MAX_SUMS 512
 
 typedef struct blocks_job {
     gg_device *device;
@@ -65,12 +65,12 @@ static void blocks_part(void *context, int thread, int threads) {
 void gg_native_mask_blocks(gg_device *device, const gg_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->desc;
     const int64_t channels = desc->output.size[0], blocks = gg_block_count(channels, GG_LANES);
-    double sums[MOST_SUMS][GG_LANES];
+    double sums[MAX_SUMS][GG_LANES];
     blocks_job j = {.device = device, .op = op, .args = args, .sums = sums};
     if (desc->activation != GG_ACTIVATION_RELU && !desc->bias) return;
-    j.parts = desc->batch < MOST_PARTS ? desc->batch : MOST_PARTS;
+    j.parts = desc->batch < MAX_PARTS ? desc->batch : MAX_PARTS;
     for (; j.first < blocks; j.first += j.count) {
-        const int64_t left = blocks - j.first, most = MOST_SUMS / j.parts;
+        const int64_t left = blocks - j.first, most = MAX_SUMS / j.parts;
         j.count = left < most ? left : most;
         gg_parallel_run(device->threads, blocks_part, &j);
         for (int64_t c = j.first * GG_LANES; desc->bias && c < (j.first + j.count) * GG_LANES && c < channels; ++c) {

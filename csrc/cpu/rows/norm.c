@@ -33,9 +33,9 @@ typedef struct norm_job {
     bool batch_statistics;
 } norm_job;
 
-/* BLOCK_BYTES: bytes of a block's runs. LEAST_ROWS: min positions of a block in NHWC, to justify a call. ENOUGH_BLOCKS:
+/* BLOCK_BYTES: bytes of a block's runs. MIN_ROWS: min positions of a block in NHWC, to justify a call. ENOUGH_BLOCKS:
  * max blocks of all groups in other layouts, enough for any number of threads. */
-enum { BLOCK_BYTES = 1 << 17, LEAST_ROWS = 32, ENOUGH_BLOCKS = 64 };
+enum { BLOCK_BYTES = 1 << 17, MIN_ROWS = 32, ENOUGH_BLOCKS = 64 };
 
 /* Sets the geometry of a batch of samples (channels, elements), as seen from its channels. */
 static void norm_place(norm_op *op) {
@@ -62,7 +62,7 @@ static void norm_place(norm_op *op) {
         *runs = (gg_norm_runs){.runs = batch * elements, .run_step = op->channels, .vectors = 1};
         op->last_tail = (int)(op->channels % GG_LANES);
         op->rows = BLOCK_BYTES / (op->channels * (int64_t)gg_dtype_size(op->dtype));
-        if (op->rows < LEAST_ROWS) op->rows = LEAST_ROWS;
+        if (op->rows < MIN_ROWS) op->rows = MIN_ROWS;
         op->blocks = (runs->runs + op->rows - 1) / op->rows;
         break;
     default:

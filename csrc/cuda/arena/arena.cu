@@ -129,7 +129,7 @@ void sum_by_sources(gg_cuda_stream stream, size_t n, int sources, const T *const
                     float *out, gg_bfloat16 *rounded) {
     if (sources <= 4) sum_launch<4>(stream, (int64_t)n, sources, source, scale, out, rounded);
     else if (sources <= 64) sum_launch<64>(stream, (int64_t)n, sources, source, scale, out, rounded);
-    else sum_launch<GG_CUDA_MOST_SOURCES>(stream, (int64_t)n, sources, source, scale, out, rounded);
+    else sum_launch<GG_CUDA_MAX_SOURCES>(stream, (int64_t)n, sources, source, scale, out, rounded);
 }
 
 template <class Wire>

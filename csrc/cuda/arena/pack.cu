@@ -336,7 +336,7 @@ void gg_cuda_pack(gg_cuda_stream stream, int count, const gg_pack_args *args) {
             b.bins += b.of[b.count++].bins;
         }
         const int64_t blocks = (b.bins + WARPS - 1) / WARPS;
-        const unsigned grid = (unsigned)(blocks < 1 ? 1 : blocks < GG_MOST_BLOCKS ? blocks : GG_MOST_BLOCKS);
+        const unsigned grid = (unsigned)(blocks < 1 ? 1 : blocks < GG_MAX_BLOCKS ? blocks : GG_MAX_BLOCKS);
         GG_LAUNCH(mark_kernel, grid, GG_BLOCK, 0, stream, b);
         GG_LAUNCH(scale_kernel, (unsigned)b.count, GG_BLOCK, 0, stream, b);
         if (safe) GG_LAUNCH(sift_kernel, grid, GG_BLOCK, 0, stream, b);

@@ -87,10 +87,10 @@ __device__ __forceinline__ void update_all(const gg_update_args &a, update_threa
 }
 
 /* Updates of one launch, and the first block of each. */
-constexpr int MOST_UPDATES = 16;
+constexpr int MAX_UPDATES = 16;
 struct update_list {
-    unsigned begin[MOST_UPDATES + 1];
-    gg_update_args args[MOST_UPDATES];
+    unsigned begin[MAX_UPDATES + 1];
+    gg_update_args args[MAX_UPDATES];
 };
 
 /* Updates by `rule` or by the plain rule: statistics use the plain one, and may accompany any rule. */
@@ -142,7 +142,7 @@ template <gg_update_rule rule> void update_by_wire(gg_cuda_stream stream, int co
 int update_together(int count, const gg_update_args *args, gg_update_rule *rule) {
     int together = 0;
     *rule = GG_UPDATE_PLAIN;
-    for (; together < count && together < MOST_UPDATES; ++together) {
+    for (; together < count && together < MAX_UPDATES; ++together) {
         const gg_update_rule own = args[together].rule;
         if (*rule != GG_UPDATE_PLAIN && own != GG_UPDATE_PLAIN && own != *rule) break;
         if (own != GG_UPDATE_PLAIN) *rule = own;

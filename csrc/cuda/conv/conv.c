@@ -11,11 +11,11 @@
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
 
-enum { MOST_ALGORITHMS = 16 };
+enum { MAX_ALGORITHMS = 16 };
 /* Max workspace of an algorithm. */
-#define MOST_WORKSPACE ((size_t)1 << 30)
+#define MAX_WORKSPACE ((size_t)1 << 30)
 /* Max workspace of an algorithm used only if the first one is refused. */
-#define MOST_SPARE_WORKSPACE ((size_t)32 << 20)
+#define MAX_SPARE_WORKSPACE ((size_t)32 << 20)
 /* The only algorithm that adds a bias without an activation. */
 enum { PRECOMPUTED_PRODUCTS = 1 };
 
@@ -33,7 +33,7 @@ typedef struct conv_op {
     gg_cudnn_activation activation;
     /* For each pass, because the math may differ. */
     gg_cudnn_convolution convolution[GG_PASS_COUNT];
-    listed list[GG_PASS_COUNT][MOST_ALGORITHMS];
+    listed list[GG_PASS_COUNT][MAX_ALGORITHMS];
     int count[GG_PASS_COUNT], current[GG_PASS_COUNT]; /* of each list */
     size_t room[GG_PASS_COUNT];                       /* bytes of existing workspace */
     bool ran[GG_PASS_COUNT];                          /* the current one has computed the pass */
@@ -146,7 +146,7 @@ static gg_status forward_with_bias(conv_op *op, const gg_op_args *args) {
         op->device->dnn, &one, op->input, args->input[0], op->filter, weight_of(op, args),
         op->convolution[GG_PASS_FORWARD], by->algorithm, gg_cuda_workspace(args->scratch), by->workspace, &zero,
         op->output, args->output, op->bias, bias, op->activation, op->output, args->output);
-    const bool refused = is_refusal(error) || (error >= GG_CUDNN_BAD_PARAM && error <= GG_CUDNN_MOST_REFUSAL);
+    const bool refused = is_refusal(error) || (error >= GG_CUDNN_BAD_PARAM && error <= GG_CUDNN_MAX_REFUSAL);
     op->fused = op->ran[GG_PASS_FORWARD] || !refused;
     if (op->fused && error != GG_CUDNN_SUCCESS)
         GG_TRY(gg_cudnn_fail(api, error, "cudnnConvolutionBiasActivationForward"));
@@ -297,13 +297,13 @@ static gg_status ask_algorithms(const conv_op *op, gg_pass pass, int *got, gg_cu
     int error = GG_CUDNN_SUCCESS;
     if (pass == GG_PASS_FORWARD)
         error = api->cudnnGetConvolutionForwardAlgorithm_v7(dnn, op->input, op->filter, convolution, op->output,
-                                                            MOST_ALGORITHMS, got, found);
+                                                            MAX_ALGORITHMS, got, found);
     if (pass == GG_PASS_WEIGHTS)
         error = api->cudnnGetConvolutionBackwardFilterAlgorithm_v7(dnn, op->input, op->output, convolution, op->filter,
-                                                                   MOST_ALGORITHMS, got, found);
+                                                                   MAX_ALGORITHMS, got, found);
     if (pass == GG_PASS_DATA)
         error = api->cudnnGetConvolutionBackwardDataAlgorithm_v7(dnn, op->filter, op->output, convolution, op->input,
-                                                                 MOST_ALGORITHMS, got, found);
+                                                                 MAX_ALGORITHMS, got, found);
     if (is_unsupported(error)) *got = 0;
     else if (error != GG_CUDNN_SUCCESS) GG_TRY(gg_cudnn_fail(api, error, calls[pass]));
     return GG_OK;
@@ -341,7 +341,7 @@ static bool is_allowed(const conv_op *op, gg_pass pass, const gg_cudnn_algorithm
     const bool plain = is_narrow(op) || found->math == GG_CUDNN_FMA_MATH || found->math == GG_CUDNN_DEFAULT_MATH;
     const bool exact =
         found->determinism == GG_CUDNN_DETERMINISTIC && plain && !is_transforming(pass, found->algorithm);
-    return found->status == GG_CUDNN_SUCCESS && found->memory <= MOST_WORKSPACE && (op->device->fast || exact);
+    return found->status == GG_CUDNN_SUCCESS && found->memory <= MAX_WORKSPACE && (op->device->fast || exact);
 }
 
 /* Appends an algorithm to the list, unless its workspace exceeds the limit. */
@@ -352,7 +352,7 @@ static gg_status add_listed(conv_op *op, gg_pass pass, const gg_cudnn_algorithm 
     *made = (listed){.algorithm = found->algorithm, .math = op->device->fast ? found->math : math_of(op)};
     GG_TRY(use(op, pass, number)); /* the workspace depends on it */
     status = ask_workspace(op, pass, made->algorithm, &made->workspace);
-    op->count[pass] += status == GG_OK && made->workspace <= MOST_WORKSPACE;
+    op->count[pass] += status == GG_OK && made->workspace <= MAX_WORKSPACE;
     if (status == GG_ERROR_UNSUPPORTED || status == GG_ERROR_MEMORY) return GG_OK;
     return status;
 }
@@ -363,14 +363,14 @@ static size_t room_of(const conv_op *op, gg_pass pass) {
     size_t least = SIZE_MAX;
     for (int i = 1; i < op->count[pass]; ++i)
         if (op->list[pass][i].workspace < least) least = op->list[pass][i].workspace;
-    return least <= MOST_SPARE_WORKSPACE && least > first ? least : first;
+    return least <= MAX_SPARE_WORKSPACE && least > first ? least : first;
 }
 
 /* Takes the allowed algorithms of cuDNN's list, fastest first, or the requested algorithm. */
 static gg_status choose_algorithm(conv_op *op, gg_pass pass) {
     const gg_op_desc *desc = &op->head.desc;
     const int wanted = (int)desc->algorithm - GG_ALGORITHM_CUDNN0;
-    gg_cudnn_algorithm found[MOST_ALGORITHMS];
+    gg_cudnn_algorithm found[MAX_ALGORITHMS];
     int got = 0;
     GG_TRY(ask_algorithms(op, pass, &got, found));
     for (int i = 0; i < got; ++i) {

@@ -10,9 +10,9 @@
 
 constexpr int EIGHT = 8;                     /* pixels, channels or filters of a product's side */
 constexpr int TILE_RUNS = 32;                /* max runs of 8 pixels of a tile */
-constexpr int MOST_TILE_COLUMNS = 4;         /* runs side by side */
+constexpr int MAX_TILE_COLUMNS = 4;         /* runs side by side */
 constexpr int64_t TILE_BYTES = 47 << 10;     /* of shared memory: below the limit without opt-in */
-constexpr int64_t MOST_TILED_CHANNELS = 128; /* beyond, other methods are better */
+constexpr int64_t MAX_TILED_CHANNELS = 128; /* beyond, other methods are better */
 
 static __host__ __device__ inline int eights(int64_t n) { return (int)((n + EIGHT - 1) / EIGHT); }
 
@@ -38,7 +38,7 @@ struct conv_tiles {
 static bool tiles_of(const gg_cuda_tiled_shape *s, int row, int beside, conv_tiles *out) {
     const int runs = eights(s->output[1]);
     conv_tiles t = {};
-    t.columns = runs < MOST_TILE_COLUMNS ? runs : MOST_TILE_COLUMNS;
+    t.columns = runs < MAX_TILE_COLUMNS ? runs : MAX_TILE_COLUMNS;
     t.rows = TILE_RUNS / t.columns < s->output[0] ? TILE_RUNS / t.columns : s->output[0];
     for (;; t.rows = (t.rows + 1) / 2) {
         t.height = (t.rows - 1) * s->stride[0] + (s->kernel[0] - 1) * s->dilation[0] + 1;
@@ -138,7 +138,7 @@ static __device__ inline float2 two_of(const float *at) { return *reinterpret_ca
 constexpr int WARPS = GG_BLOCK / WARP;
 constexpr int SIXTEEN = 16;     /* filters of a product */
 constexpr int RUNS = 4;         /* of a warp */
-constexpr int MOST_OF_WARP = 2; /* sixteens of filters */
+constexpr int MAX_OF_WARP = 2; /* sixteens of filters */
 
 static __host__ __device__ inline int sixteens(int64_t n) { return (int)((n + SIXTEEN - 1) / SIXTEEN); }
 
@@ -251,7 +251,7 @@ static __global__ void conv_tiled_weight(gg_cuda_tiled_shape s, int mirrored, co
 
 bool gg_cuda_tiled_fits(const gg_cuda_tiled_shape *s) {
     conv_tiles t;
-    return s->channels <= MOST_TILED_CHANNELS && s->filters <= MOST_TILED_CHANNELS &&
+    return s->channels <= MAX_TILED_CHANNELS && s->filters <= MAX_TILED_CHANNELS &&
            tiles_of(s, row_of(EIGHT * eights(s->channels)), 0, &t);
 }
 
@@ -287,13 +287,13 @@ void gg_cuda_tiled(gg_cuda_stream stream, const gg_cuda_tiled_args *args) {
     while (RUNS * work.along < work.t.rows * work.t.columns) work.along *= 2;
     const int sides = WARPS / work.along;
     /* With few tiles, filters are spread over more blocks, down to one sixteen for each warp. */
-    int blocks = (int)ceil_div(all, MOST_OF_WARP * sides);
+    int blocks = (int)ceil_div(all, MAX_OF_WARP * sides);
     while (work.t.count * blocks < ENOUGH_BLOCKS / 4 && ceil_div(all, 2 * blocks) >= sides) blocks *= 2;
     work.filters_of_block = (int)ceil_div(all, blocks);
     blocks = (int)ceil_div(all, work.filters_of_block); /* blocks with filters */
     const int of_warp = (int)ceil_div(work.filters_of_block, sides);
     if (of_warp <= 1) launch_tiled<1>(stream, work, blocks);
-    else launch_tiled<MOST_OF_WARP>(stream, work, blocks);
+    else launch_tiled<MAX_OF_WARP>(stream, work, blocks);
 }
 
 /* ------------------------------------------------------------------------------------------ gradient of the weight
@@ -303,7 +303,7 @@ void gg_cuda_tiled(gg_cuda_stream stream, const gg_cuda_tiled_args *args) {
  * divide a 3 x 3 window evenly. Then the pieces are added in order. */
 
 constexpr int TAP_WARPS = 9, TAP_THREADS = TAP_WARPS * WARP;
-constexpr int MOST_TAPS = 3;                         /* of a warp */
+constexpr int MAX_TAPS = 3;                         /* of a warp */
 constexpr int64_t LARGE_GRADIENT = (int64_t)1 << 13; /* values */
 
 struct gradient_work {
@@ -423,7 +423,7 @@ static bool gradient_of(const gg_cuda_tiled_shape *s, gradient_work *out, gradie
     const int taps = s->kernel[0] * s->kernel[1], all = sixteens(s->filters), chunks = eights(s->channels);
     gradient_work a = {};
     gradient_parts p = {};
-    if (taps > MOST_TAPS * TAP_WARPS || s->channels > MOST_TILED_CHANNELS || s->filters > MOST_TILED_CHANNELS)
+    if (taps > MAX_TAPS * TAP_WARPS || s->channels > MAX_TILED_CHANNELS || s->filters > MAX_TILED_CHANNELS)
         return false;
     p.of_filters = all > 2 ? 4 : all;
     p.of_channels = chunks > 1 && taps <= TAP_WARPS ? 2 : 1;
@@ -461,7 +461,7 @@ template <int M> static void launch_gradient(gg_cuda_stream stream, const gradie
     if (p.of_channels == 2) GG_LAUNCH((conv_gradient<M, 2, 1>), grid, block, shared, stream, a);
     else if (a.s.kernel[0] * a.s.kernel[1] <= TAP_WARPS)
         GG_LAUNCH((conv_gradient<M, 1, 1>), grid, block, shared, stream, a);
-    else GG_LAUNCH((conv_gradient<M, 1, MOST_TAPS>), grid, block, shared, stream, a);
+    else GG_LAUNCH((conv_gradient<M, 1, MAX_TAPS>), grid, block, shared, stream, a);
 }
 
 void gg_cuda_tiled_gradient(gg_cuda_stream stream, const gg_cuda_tiled_gradient_args *args) {

@@ -5,9 +5,9 @@
 #include "cuda/device/device_private.h"
 
 /* Min capability, for which the kernels are compiled (setup.py). */
-enum { LEAST_CAPABILITY = 80 };
+enum { MIN_CAPABILITY = 80 };
 /* Bytes of scratch for sums. */
-enum { LEAST_REDUCTION = 1 << 20 };
+enum { MIN_REDUCTION = 1 << 20 };
 
 const gg_memory_table gg_cuda_memory = {
     .alloc = gg_cuda_memory_alloc,
@@ -41,9 +41,9 @@ static gg_status check_capability(const gg_cuda_api *api, int number) {
     GG_CUDA_TRY(api, cudaDeviceGetAttribute, (&unified, GG_CUDA_ATTRIBUTE_UNIFIED_ADDRESSING, number));
     GG_CUDA_TRY(api, cudaDeviceGetAttribute, (&host_pointer, GG_CUDA_ATTRIBUTE_HOST_POINTER, number));
     GG_CUDA_TRY(api, device_facts, (number, name, sizeof name, &bytes));
-    if (10 * major + minor < LEAST_CAPABILITY)
+    if (10 * major + minor < MIN_CAPABILITY)
         return gg_fail(GG_ERROR_UNSUPPORTED, "the GPU %d (%s) has compute capability %d.%d; at least %d.%d is needed",
-                       number, name, major, minor, LEAST_CAPABILITY / 10, LEAST_CAPABILITY % 10);
+                       number, name, major, minor, MIN_CAPABILITY / 10, MIN_CAPABILITY % 10);
     if (!unified || !host_pointer)
         return gg_fail(GG_ERROR_UNSUPPORTED, "the GPU %d (%s) cannot use host memory at the host's addresses", number,
                        name);
@@ -71,7 +71,7 @@ static gg_status open_results(gg_cuda_device *device) {
     device->results = block;
     GG_TRY(gg_cuda_memory_alloc(&device->head, GG_CUDA_BAD_COUNT * sizeof(uint32_t), "a device's reports", &block));
     device->bad = block;
-    if (gg_cuda_reduction(device, LEAST_REDUCTION) == NULL) GG_TRY(gg_cuda_memory_check(&device->head, (gg_mark){0}));
+    if (gg_cuda_reduction(device, MIN_REDUCTION) == NULL) GG_TRY(gg_cuda_memory_check(&device->head, (gg_mark){0}));
     gg_cuda_forget_bad_numbers(device);
     GG_CUDA_TRY(device->api, cudaStreamSynchronize, (gg_cuda_compute(device)));
     return GG_OK;

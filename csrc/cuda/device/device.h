@@ -25,7 +25,7 @@ typedef enum gg_cuda_bad_kind { GG_CUDA_BAD_TOKEN = 0, GG_CUDA_BAD_LENGTH, GG_CU
 typedef struct gg_cuda_results {
     double sum;
     int32_t flag;
-    uint32_t bad[GG_MOST_REPORTS][GG_CUDA_BAD_COUNT]; /* for each report */
+    uint32_t bad[GG_MAX_REPORTS][GG_CUDA_BAD_COUNT]; /* for each report */
 } gg_cuda_results;
 
 typedef struct gg_cuda_device {
@@ -34,18 +34,18 @@ typedef struct gg_cuda_device {
     int number;
     bool fast, several; /* several: this machine has more than one GPU */
     gg_cuda_queue queue[GG_QUEUE_COUNT];
-    gg_cuda_event time[GG_MOST_TIMES + 1]; /* timed; time i has event i % GG_MOST_TIMES; the last event is the base */
-    int64_t times;                         /* requested so far; the first request makes the events */
-    double base_seconds;                   /* the base's time on the host's clock */
-    gg_cudnn_handle dnn;                   /* on the stream of GG_QUEUE_COMPUTE */
+    gg_cuda_event time[GG_MAX_TIMES + 1]; /* timed; time i has event i % GG_MAX_TIMES; the last event is the base */
+    int64_t times;                        /* requested so far; the first request makes the events */
+    double base_seconds;                  /* the base's time on the host's clock */
+    gg_cudnn_handle dnn;                  /* on the stream of GG_QUEUE_COMPUTE */
     gg_cublas_handle blas;
     gg_cuda_block *blocks; /* all allocations, for the counters */
     gg_cuda_results *results;
-    int64_t report[GG_MOST_REPORTS]; /* numbers of their marks; report i is at index i % GG_MOST_REPORTS */
-    int64_t reports;                 /* number of reports made */
-    uint32_t *bad;                   /* device memory: the first bad number of each kind; UINT32_MAX means none */
-    void *reduction;                 /* device memory: scratch of kernels that sum or choose */
-    size_t reduced;                  /* bytes of reduction */
+    int64_t report[GG_MAX_REPORTS]; /* numbers of their marks; report i is at index i % GG_MAX_REPORTS */
+    int64_t reports;                /* number of reports made */
+    uint32_t *bad;                  /* device memory: the first bad number of each kind; UINT32_MAX means none */
+    void *reduction;                /* device memory: scratch of kernels that sum or choose */
+    size_t reduced;                 /* bytes of reduction */
     int64_t bad_positions[GG_CUDA_BAD_COUNT],
         bad_numbers[GG_CUDA_BAD_COUNT]; /* for messages: from the last operation that registered each kind */
     gg_status failed;                   /* first failure of work that was submitted or done later */

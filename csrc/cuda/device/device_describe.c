@@ -7,7 +7,7 @@
 #include "cuda/device/device_private.h"
 
 /* Min driver version that the runtime needs. */
-enum { LEAST_DRIVER = 13000 };
+enum { MIN_DRIVER = 13000 };
 
 /* The first process that used the runtime, or 0. Its state does not survive a fork, and the runtime's errors do not
  * mention this. */
@@ -32,11 +32,11 @@ gg_status gg_cuda_count_devices(const gg_cuda_api *api, int *out) {
             GG_ERROR_UNSUPPORTED,
             "there is no NVIDIA driver here (libcuda.so.1 was not found): a device \"cuda\" needs an NVIDIA GPU "
             "and its driver, version 580 or newer");
-    if (driver < LEAST_DRIVER)
+    if (driver < MIN_DRIVER)
         return gg_fail(
             GG_ERROR_UNSUPPORTED,
             "the NVIDIA driver is too old: it supports CUDA %d.%d, and %d.%d is needed; install driver 580 or newer",
-            driver / 1000, driver % 1000 / 10, LEAST_DRIVER / 1000, LEAST_DRIVER % 1000 / 10);
+            driver / 1000, driver % 1000 / 10, MIN_DRIVER / 1000, MIN_DRIVER % 1000 / 10);
     GG_TRY(check_process());
     const int error = api->cudaGetDeviceCount(&count);
     if (error != GG_CUDA_SUCCESS) (void)api->cudaGetLastError();

@@ -46,7 +46,7 @@ void gg_cuda_explain_bad(gg_cuda_device *device, gg_cuda_bad_kind kind, int64_t 
 /* Copies to the host the findings of kernels up to here. */
 gg_mark gg_cuda_memory_report(gg_device *head) {
     gg_cuda_device *device = gg_cuda_of(head);
-    const int64_t at = device->reports++ % GG_MOST_REPORTS;
+    const int64_t at = device->reports++ % GG_MAX_REPORTS;
     gg_cuda_enter(device);
     gg_cuda_note(device,
                  device->api->cudaMemcpyAsync(device->results->bad[at], device->bad, sizeof device->results->bad[at],
@@ -60,7 +60,7 @@ gg_mark gg_cuda_memory_report(gg_device *head) {
 /* A reported finding is cleared: the next batch may be right. */
 static gg_status check_numbers(gg_cuda_device *device, gg_mark report) {
     uint32_t bad[GG_CUDA_BAD_COUNT] = {UINT32_MAX, UINT32_MAX};
-    for (int i = 0; i < GG_MOST_REPORTS; ++i)
+    for (int i = 0; i < GG_MAX_REPORTS; ++i)
         if (device->report[i] == report.number) memcpy(bad, device->results->bad[i], sizeof bad);
     const uint32_t token = bad[GG_CUDA_BAD_TOKEN], sample = bad[GG_CUDA_BAD_LENGTH];
     if (token == UINT32_MAX && sample == UINT32_MAX) return GG_OK;

@@ -17,7 +17,7 @@ static double seconds_now(void) {
 /* Makes all events, and the base, whose time is the host's when it is reached. */
 static void make_times(gg_cuda_device *device) {
     const gg_cuda_api *api = device->api;
-    gg_cuda_event *const last = &device->time[GG_MOST_TIMES];
+    gg_cuda_event *const last = &device->time[GG_MAX_TIMES];
     for (gg_cuda_event *event = device->time; event <= last; ++event)
         gg_cuda_note(device, api->cudaEventCreateWithFlags(event, 0), "cudaEventCreateWithFlags");
     gg_cuda_note(device, api->cudaStreamSynchronize(gg_cuda_compute(device)), "cudaStreamSynchronize");
@@ -42,15 +42,14 @@ int64_t gg_cuda_memory_time(gg_device *head, gg_queue queue) {
     gg_cuda_enter(device);
     if (device->times == 0) make_times(device);
     const int64_t number = ++device->times;
-    gg_cuda_note(device,
-                 device->api->cudaEventRecord(device->time[number % GG_MOST_TIMES], device->queue[queue].stream),
+    gg_cuda_note(device, device->api->cudaEventRecord(device->time[number % GG_MAX_TIMES], device->queue[queue].stream),
                  "cudaEventRecord");
     return number;
 }
 
 double gg_cuda_memory_read_time(gg_device *head, int64_t number) {
     gg_cuda_device *device = gg_cuda_of(head);
-    gg_cuda_event *event = &device->time[number % GG_MOST_TIMES], *base = &device->time[GG_MOST_TIMES];
+    gg_cuda_event *event = &device->time[number % GG_MAX_TIMES], *base = &device->time[GG_MAX_TIMES];
     float milliseconds = 0;
     gg_cuda_enter(device);
     gg_cuda_note(device, device->api->cudaEventSynchronize(*event), "cudaEventSynchronize");
@@ -66,6 +65,6 @@ double gg_cuda_memory_read_time(gg_device *head, int64_t number) {
 }
 
 void gg_cuda_forget_times(gg_cuda_device *device) {
-    for (int i = 0; i <= GG_MOST_TIMES; ++i)
+    for (int i = 0; i <= GG_MAX_TIMES; ++i)
         if (device->time[i] != NULL) (void)device->api->cudaEventDestroy(device->time[i]);
 }

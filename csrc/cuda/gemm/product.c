@@ -3,7 +3,7 @@
 #include "cuda/ops.h"
 
 /* Max useful workspace; Hopper's algorithms want 32 MiB. */
-#define MOST_WORKSPACE ((size_t)32 << 20)
+#define MAX_WORKSPACE ((size_t)32 << 20)
 
 /* cuBLASLt is column-major: it computes the transposed product, b's before a's. */
 static gg_status make_layout(gg_cuda_device *device, gg_dtype dtype, int64_t rows, int64_t columns, int64_t row,
@@ -37,7 +37,7 @@ static gg_status make_desc(gg_cuda_device *device, const gg_cuda_product_shape *
 static gg_status choose_algorithm(gg_cuda_device *device, gg_cuda_product *product) {
     const gg_cuda_api *api = device->api;
     const gg_cuda_product_shape *shape = &product->shape;
-    const uint64_t workspace = MOST_WORKSPACE;
+    const uint64_t workspace = MAX_WORKSPACE;
     const uint32_t ordered = GG_CUBLAS_REDUCTION_COMPUTE_TYPE, alignment = shape->alignment ? shape->alignment : 64;
     gg_cublas_preference preference = NULL;
     gg_cublas_choice choice = {.state = 0};

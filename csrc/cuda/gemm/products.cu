@@ -52,6 +52,6 @@ void gg_cuda_weight_gradient(gg_cuda_stream stream, const gg_weight_gradient_arg
     if (args->count == 0) return;
     const int64_t first_row = args->first / args->in, rows = (args->first + args->count - 1) / args->in - first_row + 1;
     const int64_t tiles = ((args->in + TILE - 1) / TILE) * ((rows + TILE - 1) / TILE);
-    GG_LAUNCH(weight_gradient_kernel, (unsigned)(tiles < GG_MOST_BLOCKS ? tiles : GG_MOST_BLOCKS), dim3(TILE, THREADS),
+    GG_LAUNCH(weight_gradient_kernel, (unsigned)(tiles < GG_MAX_BLOCKS ? tiles : GG_MAX_BLOCKS), dim3(TILE, THREADS),
               0, stream, *args, first_row, rows);
 }

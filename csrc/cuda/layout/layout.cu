@@ -30,7 +30,7 @@ void transpose_launch(gg_cuda_stream stream, int64_t rows, int64_t columns, int6
                       int64_t from_row, float *to, int64_t to_row) {
     const int64_t tiles = ((columns + TILE - 1) / TILE) * ((padded + TILE - 1) / TILE);
     if (tiles == 0) return;
-    GG_LAUNCH(transpose_kernel, (unsigned)(tiles < GG_MOST_BLOCKS ? tiles : GG_MOST_BLOCKS), dim3(TILE, TILE_ROWS), 0,
+    GG_LAUNCH(transpose_kernel, (unsigned)(tiles < GG_MAX_BLOCKS ? tiles : GG_MAX_BLOCKS), dim3(TILE, TILE_ROWS), 0,
               stream, rows, columns, padded, from, from_row, to, to_row);
 }
 

@@ -152,7 +152,7 @@ template <class From, class To> static bool copies_wide(const copy_shape *s, con
 static dim3 row_blocks(const copy_shape *s) {
     enum { EACH = 4 };
     const int64_t down = blocks_for(s->outer, GG_BLOCK >> s->shift);
-    const int64_t useful = ceil_div(s->length, (int64_t)EACH << s->shift), most = MOST_BLOCKS / down;
+    const int64_t useful = ceil_div(s->length, (int64_t)EACH << s->shift), most = MAX_BLOCKS / down;
     return dim3((unsigned)down, (unsigned)(most < 1 ? 1 : useful < most ? useful : most));
 }
 

@@ -4,9 +4,9 @@
 
 /* Values of a launch, divided by those of a thread; tests have few. */
 #if defined(GG_CUDA_EMULATION)
-constexpr int64_t MOST_UNITS = 300;
+constexpr int64_t MAX_UNITS = 300;
 #else
-constexpr int64_t MOST_UNITS = (int64_t)1 << 30;
+constexpr int64_t MAX_UNITS = (int64_t)1 << 30;
 #endif
 
 /* Images are planes of in[0] x in[1] x lanes values: NHWC has its channels as lanes, PLAIN has one plane a channel. A
@@ -293,7 +293,7 @@ static int lanes_at_once(const pool_shape *s, bool max, const T *in, const T *ou
 /* Max planes of a launch. */
 static int64_t planes_at_once(const pool_shape *s, int v) {
     const int64_t in = (int64_t)s->in[0] * s->in[1], out = (int64_t)s->out[0] * s->out[1];
-    const int64_t of_plane = (in > out ? in : out) * s->lanes / v, most = MOST_UNITS / of_plane;
+    const int64_t of_plane = (in > out ? in : out) * s->lanes / v, most = MAX_UNITS / of_plane;
     return most > 1 ? most : 1;
 }
 

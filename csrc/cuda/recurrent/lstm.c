@@ -16,9 +16,9 @@
 #include "cuda/kernels_nn.h"
 #include "cuda/ops.h"
 
-enum { INPUT_GATES = 0, STATE_GATES = 4, GATES = 4 };                /* cuDNN's numbers of the matrices of a layer */
-enum { STATE_ALIGNMENT = 32 };                                       /* elements: at least 64 bytes */
-enum { WEIGHT_IH = 0, WEIGHT_HH, BIAS_IH, BIAS_HH, MOST_KINDS = 4 }; /* parameters of a layer */
+enum { INPUT_GATES = 0, STATE_GATES = 4, GATES = 4 };               /* cuDNN's numbers of the matrices of a layer */
+enum { STATE_ALIGNMENT = 32 };                                      /* elements: at least 64 bytes */
+enum { WEIGHT_IH = 0, WEIGHT_HH, BIAS_IH, BIAS_HH, MAX_KINDS = 4 }; /* parameters of a layer */
 
 /* A copy between parameters and weight spaces: values [begin, begin + count) of a parameter. `second` is another
  * parameter if two biases become one. */
@@ -57,7 +57,7 @@ typedef struct lstm_op {
 #define TRY_OFFERED(op, name, arguments)                                                                               \
     do {                                                                                                               \
         const int error_of_call = (op)->device->api->name arguments;                                                   \
-        (op)->refused = (error_of_call >= GG_CUDNN_BAD_PARAM && error_of_call < GG_CUDNN_LEAST_REFUSAL) ||             \
+        (op)->refused = (error_of_call >= GG_CUDNN_BAD_PARAM && error_of_call < GG_CUDNN_MIN_REFUSAL) ||               \
                         gg_cudnn_status(error_of_call) == GG_ERROR_UNSUPPORTED;                                        \
         if (error_of_call != GG_CUDNN_SUCCESS) GG_TRY(gg_cudnn_fail((op)->device->api, error_of_call, #name));         \
     } while (0)
@@ -335,11 +335,11 @@ cleanup:
 
 /* Checks that cuDNN's array has the shape of ours. */
 static gg_status check_array(const lstm_op *op, gg_cudnn_tensor tensor, int64_t values, const char *what) {
-    enum { MOST = 8 };
-    int type = 0, dims = 0, size[MOST], stride[MOST];
+    enum { MAX = 8 };
+    int type = 0, dims = 0, size[MAX], stride[MAX];
     int64_t found = 1;
-    GG_CUDNN_TRY(op->device->api, cudnnGetTensorNdDescriptor, (tensor, MOST, &type, &dims, size, stride));
-    for (int i = 0; i < dims && i < MOST; ++i) found *= size[i];
+    GG_CUDNN_TRY(op->device->api, cudnnGetTensorNdDescriptor, (tensor, MAX, &type, &dims, size, stride));
+    for (int i = 0; i < dims && i < MAX; ++i) found *= size[i];
     if (dims < 1 || found != values || type != dnn_type(op))
         return gg_fail(GG_ERROR_BACKEND,
                        "cuDNN has %lld values of type %d in %d dimensions for the %s of an LSTM, not %lld",

@@ -384,10 +384,10 @@ static gg_status create_state_products(lstm_op *op) {
 
 /* A block reads the recurrent weights for 32 samples forward, for 8 backward, so more samples read them more often.
  * With 32 samples it was measured faster than cuDNN. */
-enum { MOST_STEP_SAMPLES = 64 };
+enum { MAX_STEP_SAMPLES = 64 };
 
 bool gg_cuda_own_lstm_steps(gg_device *device, const gg_op_desc *desc) {
-    return gg_cuda_of(device)->fast && desc->batch <= MOST_STEP_SAMPLES && gg_cuda_lstm_step_fits(desc->output.size[1]);
+    return gg_cuda_of(device)->fast && desc->batch <= MAX_STEP_SAMPLES && gg_cuda_lstm_step_fits(desc->output.size[1]);
 }
 
 gg_status gg_cuda_own_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {

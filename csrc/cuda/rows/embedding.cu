@@ -24,7 +24,7 @@ template <typename T, int V> static __global__ void look_up(gg_rows r, gg_cuda_e
  * Each turn of the sort takes DIGIT_BITS of the tokens. A block has a tile of places, and each thread a run of the
  * tile. One kernel counts the digits of each tile. The next kernel finds from all counts where its own digits begin. */
 enum { DIGIT_BITS = 4, DIGITS = 1 << DIGIT_BITS, LANES = GG_BLOCK / DIGITS };
-#if defined(GG_CUDA_MOST_BLOCKS) /* tests also use small tiles */
+#if defined(GG_CUDA_MAX_BLOCKS) /* tests also use small tiles */
 enum { RUN = 2 };
 #else
 enum { RUN = 8 };

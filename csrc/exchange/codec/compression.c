@@ -8,9 +8,9 @@
 gg_status gg_compression_check(const gg_compression *compression) {
     if (!compression->active) return GG_OK;
     for (int family = 0; family < GG_FAMILY_COUNT; ++family)
-        if (compression->bin[family] < 0 || compression->bin[family] > GG_MOST_BIN)
+        if (compression->bin[family] < 0 || compression->bin[family] > GG_MAX_BIN)
             return gg_fail(GG_ERROR_ARGUMENT, "bin_size: %d for '%s'; allowed are 1 to %d, and 0 for no compression",
-                           compression->bin[family], gg_family_name((gg_family)family), GG_MOST_BIN);
+                           compression->bin[family], gg_family_name((gg_family)family), GG_MAX_BIN);
     for (int family = 0; family < GG_FAMILY_COUNT; ++family)
         if (!(compression->factor[family] >= 1 && isfinite(compression->factor[family])))
             return gg_fail(GG_ERROR_ARGUMENT, "factor: %g for '%s'; must be finite and at least 1",

@@ -32,7 +32,7 @@ typedef enum gg_compression_selection {
 } gg_compression_selection;
 
 /* Max elements of a bin: 14 bits; one value of these marks runs of empty bins. */
-enum { GG_MOST_BIN = 16383 };
+enum { GG_MAX_BIN = 16383 };
 
 /* All zero means that nothing is compressed. */
 typedef struct gg_compression {

@@ -5,7 +5,7 @@
 #include "exchange/codec/packed_format.h"
 #include "exchange/codec/packed_room.h"
 
-_Static_assert(GG_MOST_BIN < GG_MOST_CHOSEN_BIN, "the kernels have room for every bin");
+_Static_assert(GG_MAX_BIN < GG_MAX_CHOSEN_BIN, "the kernels have room for every bin");
 
 static size_t bins_of(const gg_segment *segment) {
     return (segment->count + (size_t)segment->bin - 1) / (size_t)segment->bin;
@@ -336,10 +336,10 @@ static gg_status write_part(const gg_packing *packing, const gg_pack_args *args,
 
 static gg_status check_counts(const gg_packing *packing) {
     for (int i = 0; i < packing->segments; ++i)
-        if (packing->segment[i].count > GG_MOST_PACKED)
+        if (packing->segment[i].count > GG_MAX_PACKED)
             return gg_fail(GG_ERROR_UNSUPPORTED,
                            "parameter %d of the message ('%s') has %zu elements; at most %zu are packed", i,
-                           packing->segment[i].name, packing->segment[i].count, GG_MOST_PACKED);
+                           packing->segment[i].name, packing->segment[i].count, GG_MAX_PACKED);
     return GG_OK;
 }
 

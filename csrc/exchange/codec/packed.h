@@ -60,7 +60,7 @@
 #include "ops/backend.h"
 
 /* Max elements of a part, because its bytes are counted in 32 bits. */
-#define GG_MOST_PACKED ((size_t)1 << 29)
+#define GG_MAX_PACKED ((size_t)1 << 29)
 
 /* Working memory of packing. One packing or unpacking at a time; its content is lost between calls. */
 typedef struct gg_pack_room gg_pack_room;

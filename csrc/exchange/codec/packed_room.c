@@ -5,8 +5,8 @@
 /* Elements of a stage. On the CPU they stay in the L1 cache. On a device they cover part of a usual sparse message, and
  * stages follow each other. */
 #define HOST_STAGE ((size_t)1024)
-#define LEAST_STAGE ((size_t)4096)
-#define MOST_STAGE ((size_t)1 << 18)
+#define MIN_STAGE ((size_t)4096)
+#define MAX_STAGE ((size_t)1 << 18)
 #define STAGE_SHARE 64
 
 static size_t list_bin(const gg_segment *segment) { return segment->bin > 0 ? (size_t)segment->bin : PACK_DENSE_BIN; }
@@ -52,7 +52,7 @@ void gg_pack_lists_advance(pack_lists *lists, const gg_segment *segment) {
 static size_t stage_of(const gg_device *device, size_t elements) {
     const size_t part = elements / STAGE_SHARE;
     if (!gg_device_is_separate(device)) return HOST_STAGE;
-    return part < LEAST_STAGE ? LEAST_STAGE : part > MOST_STAGE ? MOST_STAGE : part;
+    return part < MIN_STAGE ? MIN_STAGE : part > MAX_STAGE ? MAX_STAGE : part;
 }
 
 /* Host memory that the device shares. Not cleared on the CPU: untouched pages cost nothing. */

@@ -82,17 +82,17 @@ gg_status gg_packed_part(const gg_segment *segment, int i, message_form form, co
 }
 
 /* Codes read at once. Each may begin a bin, and elements must stay below GG_ELEMENT_NEGATIVE. */
-#define MOST_AT_ONCE ((size_t)1024)
+#define MAX_AT_ONCE ((size_t)1024)
 
-_Static_assert(GG_MOST_PACKED < GG_ELEMENT_NEGATIVE, "the highest bit of an element is free");
-_Static_assert(GG_MOST_PACKED + MOST_AT_ONCE * GG_MOST_CHOSEN_BIN < GG_ELEMENT_NEGATIVE, "elements do not wrap around");
+_Static_assert(GG_MAX_PACKED < GG_ELEMENT_NEGATIVE, "the highest bit of an element is free");
+_Static_assert(GG_MAX_PACKED + MAX_AT_ONCE * GG_MAX_CHOSEN_BIN < GG_ELEMENT_NEGATIVE, "elements do not wrap around");
 
 /* Reads a run of codes that all name elements. */
 static size_t read_entries(code_reader *r, size_t room, uint32_t *out) {
     const bool wide = r->bin >= WIDE_FROM;
     const size_t unit = wide ? 2 : 1, left = (size_t)(r->end - r->at) / unit, most = left < room ? left : room;
     gg_entries_args args = {.at = r->at,
-                            .n = most < MOST_AT_ONCE ? most : MOST_AT_ONCE,
+                            .n = most < MAX_AT_ONCE ? most : MAX_AT_ONCE,
                             .wide = wide,
                             .bin = (uint32_t)r->bin,
                             .start = (uint32_t)r->start,

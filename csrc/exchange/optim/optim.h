@@ -81,11 +81,11 @@ typedef struct gg_optimizer {
 /* A row: an optimiser's interface to the rest of the core. group: a group of trained parameters; lr: its learning rate
  * with all factors; weight_decay: its decay. */
 typedef struct gg_optimizer_type {
-    const char *name;                    /* on the command line, in reports and checkpoints */
-    const char *moment[GG_MOST_MOMENTS]; /* names of the moments' arenas; NULL means fewer */
-    double lr;                           /* default learning rate; 0 means that it must be given */
-    const gg_option *options;            /* its own, of a gg_optimizer; gg_optimizer_common has those of all */
-    bool measures;                       /* updates need norms of all gradients */
+    const char *name;                   /* on the command line, in reports and checkpoints */
+    const char *moment[GG_MAX_MOMENTS]; /* names of the moments' arenas; NULL means fewer */
+    double lr;                          /* default learning rate; 0 means that it must be given */
+    const gg_option *options;           /* its own, of a gg_optimizer; gg_optimizer_common has those of all */
+    bool measures;                      /* updates need norms of all gradients */
     /* Checks combinations of options. NULL means none. */
     gg_status (*check)(const gg_optimizer *optimizer);
     /* True if the options leave the moments out. NULL means never. */
@@ -121,7 +121,7 @@ gg_optimizer gg_optimizer_of(const gg_optimizer_type *type);
 
 gg_status gg_optimizer_check(const gg_optimizer *optimizer); /* GG_ERROR_ARGUMENT naming the keyword */
 /* Number and names of the moments' arenas. */
-int gg_optimizer_moments(const gg_optimizer *optimizer, const char *names[GG_MOST_MOMENTS]);
+int gg_optimizer_moments(const gg_optimizer *optimizer, const char *names[GG_MAX_MOMENTS]);
 /* True if the decay is part of the gradient. */
 bool gg_optimizer_decays_gradients(const gg_optimizer *optimizer);
 

@@ -50,11 +50,11 @@ gg_status gg_optimizer_check(const gg_optimizer *optimizer) {
     return optimizer->type->check != NULL ? optimizer->type->check(optimizer) : GG_OK;
 }
 
-int gg_optimizer_moments(const gg_optimizer *optimizer, const char *names[GG_MOST_MOMENTS]) {
+int gg_optimizer_moments(const gg_optimizer *optimizer, const char *names[GG_MAX_MOMENTS]) {
     const gg_optimizer_type *type = optimizer->type;
     int count = 0;
     if (type->stateless != NULL && type->stateless(optimizer)) return 0;
-    while (count < GG_MOST_MOMENTS && type->moment[count] != NULL) {
+    while (count < GG_MAX_MOMENTS && type->moment[count] != NULL) {
         names[count] = type->moment[count];
         ++count;
     }

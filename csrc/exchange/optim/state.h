@@ -32,9 +32,9 @@ enum {
     GG_WEIGHTS = 0,
     GG_GRADIENTS,
     GG_MOMENTS,
-    GG_MOST_MOMENTS = 2,
-    GG_MOST_EDGES = 32,
-    GG_MOST_ARENAS = 8 + GG_MOST_EDGES
+    GG_MAX_MOMENTS = 2,
+    GG_MAX_EDGES = 32,
+    GG_MAX_ARENAS = 8 + GG_MAX_EDGES
 };
 
 /* A whole parameter, without padding behind it, whose gradient lies in a caller's memory. */
@@ -57,7 +57,7 @@ typedef struct gg_state {
     size_t count; /* elements of each arena */
     size_t owned; /* elements of each arena of moments: `count`, or fewer if every rank owns only a part */
     int arenas;
-    gg_arena arena[GG_MOST_ARENAS];
+    gg_arena arena[GG_MAX_ARENAS];
     int64_t step;           /* updates done */
     int64_t push_sum_since; /* before this step all ranks' push-sum scalars are 1; at most `step` */
     /* While a layer becomes ready: gradients that gg_updater_apply reads instead of the arena, in the order of the

@@ -94,7 +94,7 @@ static gg_update_args args_of_piece(const gg_updater *updater, const gg_group *g
 
 /* Statistics have no moments: partners read zeros. */
 static void zero_copies(gg_device *device, const gg_update *update, size_t from, size_t count) {
-    for (int i = 1; i <= GG_MOST_MOMENTS; ++i) {
+    for (int i = 1; i <= GG_MAX_MOMENTS; ++i) {
         void *copy = copy_at(update, i, from);
         if (copy != NULL) gg_device_zero(device, GG_QUEUE_COMPUTE, copy, count * gg_dtype_size(update->wire));
     }
@@ -140,7 +140,7 @@ static gg_update part_of(const gg_update *update, size_t at, size_t count) {
     part.owned_offset += from;
     part.gradient += from;
     part.filled = gg_lines_behind(part.filled, from);
-    for (int i = 0; i <= GG_MOST_MOMENTS; ++i) {
+    for (int i = 0; i <= GG_MAX_MOMENTS; ++i) {
         part.received[i] = received_at(update, i, from);
         part.copy[i] = copy_at(update, i, from);
     }

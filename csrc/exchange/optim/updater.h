@@ -44,8 +44,8 @@ typedef struct gg_update {
     /* For the weights and each moment, from the run's first element on, in elements of type `wire`. received: a
      * partner's values, mixed in as gg_update_args says; copy: values for partners to read. NULL means none. */
     gg_dtype wire;
-    const void *received[1 + GG_MOST_MOMENTS];
-    void *copy[1 + GG_MOST_MOMENTS];
+    const void *received[1 + GG_MAX_MOMENTS];
+    void *copy[1 + GG_MAX_MOMENTS];
 } gg_update;
 
 /* Applies an update. An element's result does not depend on the cuts into runs. */

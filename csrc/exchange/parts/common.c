@@ -23,7 +23,7 @@ static size_t arena_elements(const gg_state *state, const gg_arena *arena) {
 }
 
 static void list_arenas(gg_state *state, const gg_optimizer *optimizer, unsigned shared) {
-    const char *moment[GG_MOST_MOMENTS];
+    const char *moment[GG_MAX_MOMENTS];
     const int moments = gg_optimizer_moments(optimizer, moment);
     state->arenas = GG_MOMENTS + moments;
     state->arena[GG_WEIGHTS] = (gg_arena){.name = "weight", .kind = GG_ARENA_WEIGHT};

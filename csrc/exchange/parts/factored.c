@@ -29,7 +29,7 @@ struct gg_factored {
     size_t begin, end;        /* elements of its weight in memory; the last ones are read next */
     float *at;                /* element `begin` */
     int arenas;
-    const gg_arena *uses[GG_MOST_USED_NEXT]; /* arenas that are used where the gradient is read */
+    const gg_arena *uses[GG_MAX_USED_NEXT]; /* arenas that are used where the gradient is read */
 };
 
 const gg_parameter *gg_factored_weight(const gg_arena_layout *layout, int layer) {
@@ -81,7 +81,7 @@ void gg_factored_destroy(gg_factored *factored) {
 }
 
 void gg_factored_uses(gg_factored *factored, const gg_arena *arena) {
-    if (factored->arenas < GG_MOST_USED_NEXT) factored->uses[factored->arenas++] = arena;
+    if (factored->arenas < GG_MAX_USED_NEXT) factored->uses[factored->arenas++] = arena;
 }
 
 static factored_layer *layer_of(const gg_factored *factored, int layer) {

@@ -10,7 +10,7 @@
 
 /* Weights smaller than this are not chosen, because each message has a cost besides its bytes: they are sent with their
  * neighbours. */
-#define LEAST_BYTES 65536
+#define MIN_BYTES 65536
 
 static const char *const names[GG_FC_WHATS] = {"inputs", "errors"};
 
@@ -49,7 +49,7 @@ static gg_fc_slice slice_of(const gg_parameter *weight, int rank, int ranks, int
  * does not send itself its p-th part. Equal on every rank. */
 static bool fc_cheaper(const gg_parameter *weight, int ranks, double samples, size_t size) {
     double values = 0;
-    if (weight->count * sizeof(float) < LEAST_BYTES) return false;
+    if (weight->count * sizeof(float) < MIN_BYTES) return false;
     for (int r = 0; r < ranks; ++r) {
         gg_fc_slice slice = slice_of(weight, r, ranks, 0);
         if (slice.count > 0) values += (double)(weight->shape.size[1] + slice.rows);

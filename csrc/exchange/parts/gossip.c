@@ -6,10 +6,10 @@
 #include "base/memory.h"
 
 /* Chunks of slices, each with tags of its own for weights and every moment. */
-#define MOST_SLICED ((GG_TAG_LIMIT - GG_TAG_USER) / (1 + GG_MOST_MOMENTS))
+#define MAX_SLICED ((GG_TAG_LIMIT - GG_TAG_USER) / (1 + GG_MAX_MOMENTS))
 
 /* Slices of all buckets: those without elements need no tags, but are listed, and numbered by an int. */
-#define MOST_SLICES (1 << 20)
+#define MAX_SLICES (1 << 20)
 
 static void count_pieces(gg_gossip *gossip) {
     for (int b = 0; b < gossip->sliced.count; ++b) {
@@ -32,17 +32,17 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
     gossip->head.buckets = &gossip->buckets;
     gossip->slices = options->gossip.slices > 1 ? options->gossip.slices : 1;
-    const int most = MOST_SLICES / (gossip->buckets.count + 1); /* there may be no bucket */
+    const int most = MAX_SLICES / (gossip->buckets.count + 1); /* there may be no bucket */
     if (gossip->slices > 1 && gossip->slices > most)
         return gg_fail(GG_ERROR_ARGUMENT, "slices: %d; with %d buckets allowed are 1 to %d", gossip->slices,
                        gossip->buckets.count, most);
     GG_TRY(gg_buckets_slice(&gossip->buckets, options->chunk_bytes, gossip->slices, &gossip->sliced));
-    if (gossip->slices > 1 && gossip->sliced.chunk_count > MOST_SLICED)
+    if (gossip->slices > 1 && gossip->sliced.chunk_count > MAX_SLICED)
         return gg_fail(
             GG_ERROR_ARGUMENT,
             "slices: %d slices of %d buckets travel as %d chunks, more than the %d for which there are tags; choose "
             "fewer slices or larger buckets",
-            gossip->slices, gossip->buckets.count, gossip->sliced.chunk_count, MOST_SLICED);
+            gossip->slices, gossip->buckets.count, gossip->sliced.chunk_count, MAX_SLICED);
     GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "slices of buckets", &gossip->current));
     GG_TRY(gg_calloc((size_t)gossip->buckets.count, sizeof(int), "slices of buckets", &gossip->last));
     GG_TRY(gg_calloc((size_t)gossip->sliced.chunk_count, sizeof(int), "counts of layers", &gossip->pieces));

@@ -92,13 +92,13 @@ typedef struct gossip_edges {
 /* ---- edges ---- */
 
 /* Finds the edges of a rank, in the order of their first use. In a schedule that never repeats any rank may be a
- * partner. Returns their number; stops counting above GG_MOST_EDGES. */
+ * partner. Returns their number; stops counting above GG_MAX_EDGES. */
 static int edges_of(gg_schedule *schedule, int rank, int *edge_of) {
     const int p = schedule->size;
     const int64_t period = gg_schedule_period(schedule);
     int count = 0;
     for (int r = 0; r < p; ++r) edge_of[r] = period == 0 && r != rank ? count++ : -1;
-    for (int64_t t = 0; t < period && count < p - 1 && count <= GG_MOST_EDGES; ++t) {
+    for (int64_t t = 0; t < period && count < p - 1 && count <= GG_MAX_EDGES; ++t) {
         int peer[PARTNERS];
         gg_schedule_at(schedule, t, rank, &peer[0], &peer[1]);
         if (peer[0] < 0 || peer[1] < 0) continue;
@@ -116,17 +116,17 @@ static gg_status find_edges(gossip_edges *g) {
     const bool repeats = gg_schedule_period(schedule) != 0; /* else all ranks have as many */
     GG_TRY(gg_alloc((size_t)p * sizeof(int), "edges", &g->edge_of));
     /* All ranks in one order, so that all fail alike; then once more the own one. */
-    for (int i = repeats ? 0 : p; i <= p && g->edges <= GG_MOST_EDGES; ++i) {
+    for (int i = repeats ? 0 : p; i <= p && g->edges <= GG_MAX_EDGES; ++i) {
         const int count = edges_of(schedule, i < p ? i : own, g->edge_of);
         if (count > g->edges) g->edges = count;
     }
-    if (g->edges > GG_MOST_EDGES)
+    if (g->edges > GG_MAX_EDGES)
         return gg_fail(
             GG_ERROR_ARGUMENT,
             "compression: a rank of %d has %d%s partners by this topology%s, and each needs a copy of the model; "
             "allowed are %d: rotate False with 'dissemination', 'exponential' or 'cube' has at most two for each "
             "doubling of the ranks, 'ring' two; rotate True with permutations R has at most R times as many",
-            p, g->edges, repeats ? " or more" : "", gg_schedule_turns(schedule) ? ", which change" : "", GG_MOST_EDGES);
+            p, g->edges, repeats ? " or more" : "", gg_schedule_turns(schedule) ? ", which change" : "", GG_MAX_EDGES);
     return GG_OK;
 }
 
@@ -137,7 +137,7 @@ static gg_status create_copies(gossip_edges *g) {
                                        "edge8",  "edge9",  "edge10", "edge11", "edge12", "edge13", "edge14", "edge15",
                                        "edge16", "edge17", "edge18", "edge19", "edge20", "edge21", "edge22", "edge23",
                                        "edge24", "edge25", "edge26", "edge27", "edge28", "edge29", "edge30", "edge31"};
-    _Static_assert(sizeof name / sizeof *name == GG_MOST_EDGES, "every copy has a name");
+    _Static_assert(sizeof name / sizeof *name == GG_MAX_EDGES, "every copy has a name");
     gg_state *state = g->gossip.head.env.state;
     g->first = state->arenas;
     for (int i = 0; i < g->edges; ++i) {

@@ -8,7 +8,7 @@
 gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
-/* With compression; max GG_MOST_EDGES partners a rank. */
+/* With compression; max GG_MAX_EDGES partners a rank. */
 gg_status gg_gossip_edges_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 /* Creates the form selected by `options`. */
 gg_status gg_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);

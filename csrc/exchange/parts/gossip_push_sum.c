@@ -32,7 +32,7 @@
 #include "exchange/parts/gossip.h"
 #include "exchange/parts/gossip_forms.h"
 
-enum { WEIGHT = 0, MOMENT, KINDS = MOMENT + GG_MOST_MOMENTS };
+enum { WEIGHT = 0, MOMENT, KINDS = MOMENT + GG_MAX_MOMENTS };
 
 /* The messages of one step to this rank. */
 typedef struct arrivals {

@@ -30,7 +30,7 @@ typedef struct exchanged {
     int *mixed; /* one a slice: the chunks of its last exchange that have been mixed by a pass of their own */
 } exchanged;
 
-enum { WEIGHT, MOMENT, PARTS = MOMENT + GG_MOST_MOMENTS };
+enum { WEIGHT, MOMENT, PARTS = MOMENT + GG_MAX_MOMENTS };
 
 typedef struct gossip_weights {
     gg_gossip gossip;

@@ -19,7 +19,7 @@
 #include "exchange/parts/common.h"
 #include "exchange/parts/flight.h"
 
-#define GG_MOST_FRAGMENTS 1024
+#define GG_MAX_FRAGMENTS 1024
 
 typedef struct gg_fragment {
     size_t offset, count; /* elements of the arenas, whole lanes; 0 if there are more fragments than lanes */
@@ -66,7 +66,7 @@ struct gg_outer {
         GG_STRATEGY_FLAG("outer_nesterov", outer.outer_nesterov, "Nesterov's form of outer steps", false),             \
         GG_STRATEGY_OPTION(GG_OPTION_INT, "fragments", outer.fragments,                                                \
                            "parts of the model that take turns in a period", .fallback = {1},                          \
-                           .bounds = GG_FROM_TO(1, GG_MOST_FRAGMENTS)),                                                \
+                           .bounds = GG_FROM_TO(1, GG_MAX_FRAGMENTS)),                                                 \
         GG_STRATEGY_OPTION(GG_OPTION_INT64, "delay", outer.delay, "steps that hide the exchange of an outer step",     \
                            .fallback = {-1}, .bounds = GG_AT_LEAST(0),                                                 \
                            .unset = "0 with one fragment, else period / fragments"),                                   \

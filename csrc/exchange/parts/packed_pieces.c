@@ -4,7 +4,7 @@
 
 /* Min elements of a weight whose update is left to its next forward pass. The messages kept for it must not exceed
  * 1/KEPT_SHARE of the left weights. */
-#define LEAST_LEFT ((size_t)65536)
+#define MIN_LEFT ((size_t)65536)
 #define KEPT_SHARE 4
 
 gg_status gg_packed_pieces_create(gg_packed_pieces *p) {
@@ -15,7 +15,7 @@ gg_status gg_packed_pieces_create(gg_packed_pieces *p) {
     GG_TRY(gg_left_rows_create(packing, p->pieces, p->message, ranks, &p->rows));
     for (int i = 0; i < packing->segments; ++i) {
         const gg_segment *one = &packing->segment[i];
-        p->rows.may[i] = gg_packed_is_weight(p->source->owner->env.layout, one) && one->count >= LEAST_LEFT;
+        p->rows.may[i] = gg_packed_is_weight(p->source->owner->env.layout, one) && one->count >= MIN_LEFT;
     }
     return GG_OK;
 }
@@ -53,7 +53,7 @@ gg_status gg_packed_pieces_deliver(gg_packed_pieces *p, gg_pack_piece *piece, vo
 /* The arrays that an update of the segment reads. */
 static void name_used(const gg_packed_pieces *p, const gg_segment *one, gg_weight_rows *rows) {
     const gg_state *state = p->source->owner->env.state;
-    for (int i = 0; i < state->arenas && rows->used < GG_MOST_USED_NEXT; ++i) {
+    for (int i = 0; i < state->arenas && rows->used < GG_MAX_USED_NEXT; ++i) {
         const gg_arena *arena = &state->arena[i];
         if (arena->kind == GG_ARENA_WEIGHT || (arena->kind == GG_ARENA_MOMENT && p->source->equal_share == NULL))
             rows->used_next[rows->used++] = arena->data + one->offset;

@@ -43,7 +43,7 @@
 /* Assumed batch size, because tuning runs before it is known; a step may need as little as this fraction of the time.
  */
 #define GG_USUAL_BATCH 64
-#define GG_LEAST_OF_USUAL (1.0 / 64)
+#define GG_MIN_OF_USUAL (1.0 / 64)
 
 typedef struct gg_tuning {
     bool cuts; /* the strategy has buckets and chunks that may be tuned; if false the other fields are meaningless */

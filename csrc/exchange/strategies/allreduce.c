@@ -12,7 +12,7 @@
 
 /* Min bytes of gradients, before compression, in a message; max messages. */
 #define MESSAGE_BYTES ((size_t)4 << 20)
-#define MOST_MESSAGES 64
+#define MAX_MESSAGES 64
 
 typedef struct allreduce {
     gg_strategy head;
@@ -143,7 +143,7 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
     GG_TRY_CLEANUP(gg_state_create(env, GG_SHARED_GRADIENT | gg_residue_wanted(options, env)));
     float *residue = gg_state_residue(env->state);
     const size_t all = env->state->count * sizeof(float);
-    const size_t least = all / MOST_MESSAGES > MESSAGE_BYTES ? all / MOST_MESSAGES : MESSAGE_BYTES;
+    const size_t least = all / MAX_MESSAGES > MESSAGE_BYTES ? all / MAX_MESSAGES : MESSAGE_BYTES;
     if (residue != NULL) made->head.compression_counts = &made->counts;
     GG_TRY_CLEANUP(gg_buckets_create(env->layout, residue != NULL ? least : all, all, &made->buckets));
     const gg_reduction_run run = {.group = env->transport,

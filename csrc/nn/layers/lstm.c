@@ -4,7 +4,7 @@
 
 #include "nn/layer.h"
 
-#define MOST_LAYERS 64
+#define MAX_LAYERS 64
 
 static gg_status lstm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
@@ -12,8 +12,8 @@ static gg_status lstm_infer(const gg_layer_desc *desc, int inputs, const gg_node
     (void)inputs;
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
-    if (desc->layers < 1 || desc->layers > MOST_LAYERS)
-        return gg_fail(GG_ERROR_ARGUMENT, "layers must be 1 to %d, got %lld", MOST_LAYERS, (long long)desc->layers);
+    if (desc->layers < 1 || desc->layers > MAX_LAYERS)
+        return gg_fail(GG_ERROR_ARGUMENT, "layers must be 1 to %d, got %lld", MAX_LAYERS, (long long)desc->layers);
     if (desc->outputs < 1)
         return gg_fail(GG_ERROR_ARGUMENT, "hidden units must be at least 1, got %lld", (long long)desc->outputs);
     if (!(desc->probability >= 0 && desc->probability < 1))

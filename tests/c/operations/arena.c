@@ -4,8 +4,8 @@
 #include "base/parallel.h"
 #include "operations/operations.h"
 
-#define MOST_ARRAYS 8
-#define MOST_NUMBERS 12
+#define MAX_ARRAYS 8
+#define MAX_NUMBERS 12
 #define OUTS 4
 
 static PyObject *array_copy(const float *data, Py_ssize_t n) {
@@ -107,7 +107,7 @@ static PyObject *kernel(gg_device *device, const char *name, Py_ssize_t n, Py_ss
         return Py_BuildValue("NN", widened_copy((const uint16_t *)outs[1], n), array_copy(out, n));
     }
     if (strcmp(name, "weighted_sum") == 0 || strcmp(name, "narrow_sum") == 0) {
-        float scale[MOST_ARRAYS];
+        float scale[MAX_ARRAYS];
         for (Py_ssize_t i = 0; i < count; ++i) scale[i] = (float)number[i];
         if (*name == 'w') return table->weighted_sum(device, size, (int)count, in, scale, out), array_copy(out, n);
         for (Py_ssize_t i = 0; i < count; ++i) as_wire(device, GG_BFLOAT16, buffer[i], size);
@@ -131,9 +131,9 @@ PyObject *gg_test_run_kernel(PyObject *module, PyObject *args, PyObject *kwargs)
     static char *names[] = {"isa", "name", "arrays", "numbers", NULL};
     const char *isa_name, *name;
     PyObject *arrays, *numbers, *result = NULL;
-    double number[MOST_NUMBERS] = {0};
-    gg_test_guarded buffer[MOST_ARRAYS + OUTS] = {0};
-    float *data[MOST_ARRAYS] = {NULL}, *outs[OUTS] = {NULL};
+    double number[MAX_NUMBERS] = {0};
+    gg_test_guarded buffer[MAX_ARRAYS + OUTS] = {0};
+    float *data[MAX_ARRAYS] = {NULL}, *outs[OUTS] = {NULL};
     Py_ssize_t n = 0;
     gg_device *device = NULL;
     gg_isa isa;
@@ -144,8 +144,8 @@ PyObject *gg_test_run_kernel(PyObject *module, PyObject *args, PyObject *kwargs)
         return NULL;
     if (gg_test_isa_of(isa_name, &isa) < 0) return NULL;
     Py_ssize_t count = PyList_GET_SIZE(arrays);
-    if (count > MOST_ARRAYS || PyList_GET_SIZE(numbers) > MOST_NUMBERS)
-        return PyErr_Format(PyExc_ValueError, "arrays: at most %d; numbers: at most %d", MOST_ARRAYS, MOST_NUMBERS);
+    if (count > MAX_ARRAYS || PyList_GET_SIZE(numbers) > MAX_NUMBERS)
+        return PyErr_Format(PyExc_ValueError, "arrays: at most %d; numbers: at most %d", MAX_ARRAYS, MAX_NUMBERS);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(numbers); ++i) number[i] = PyFloat_AsDouble(PyList_GET_ITEM(numbers, i));
     if (PyErr_Occurred()) return NULL;
     for (Py_ssize_t i = 0; i < count; ++i) {
@@ -164,8 +164,8 @@ PyObject *gg_test_run_kernel(PyObject *module, PyObject *args, PyObject *kwargs)
     }
     status = gg_backend_native.open(&(gg_device_options){.threads = 1, .isa = isa}, &device);
     for (int i = 0; status == GG_OK && i < OUTS; ++i) {
-        status = gg_test_guarded_make(&buffer[MOST_ARRAYS + i], (size_t)n * sizeof(float));
-        outs[i] = buffer[MOST_ARRAYS + i].data;
+        status = gg_test_guarded_make(&buffer[MAX_ARRAYS + i], (size_t)n * sizeof(float));
+        outs[i] = buffer[MAX_ARRAYS + i].data;
     }
     if (status != GG_OK) {
         gg_py_raise(status);
@@ -174,13 +174,13 @@ PyObject *gg_test_run_kernel(PyObject *module, PyObject *args, PyObject *kwargs)
     const gg_float_mode former = gg_parallel_enter();
     result = kernel(device, name, n, count, data, number, outs);
     gg_parallel_leave(former);
-    for (int i = 0; result != NULL && i < MOST_ARRAYS + OUTS; ++i)
+    for (int i = 0; result != NULL && i < MAX_ARRAYS + OUTS; ++i)
         if ((status = gg_test_guarded_check(&buffer[i], name)) != GG_OK) {
             Py_CLEAR(result);
             gg_py_raise(status);
         }
 cleanup:
     if (device != NULL) device->table->close(device);
-    for (int i = 0; i < MOST_ARRAYS + OUTS; ++i) gg_test_guarded_free(&buffer[i]);
+    for (int i = 0; i < MAX_ARRAYS + OUTS; ++i) gg_test_guarded_free(&buffer[i]);
     return result;
 }

@@ -5,16 +5,16 @@
 #include "operations/operations.h"
 
 /* Parameters of one operation, at most. */
-#define MOST_PARAMETERS 32
+#define MAX_PARAMETERS 32
 
 /* Everything one run needs; arrays are plain and belong to Python. Inputs are float32 or int32, all else float32. */
 typedef struct op_run {
     gg_op_desc desc;
     const void *input[GG_MAX_INPUTS];
     int parameters;
-    const float *parameter[MOST_PARAMETERS], *grad_output;
-    float *output, *grad_input[GG_MAX_INPUTS], *gradient[MOST_PARAMETERS];
-    size_t parameter_count[MOST_PARAMETERS];
+    const float *parameter[MAX_PARAMETERS], *grad_output;
+    float *output, *grad_input[GG_MAX_INPUTS], *gradient[MAX_PARAMETERS];
+    size_t parameter_count[MAX_PARAMETERS];
     uint32_t rank;
     uint64_t step;
     bool evaluate;
@@ -28,10 +28,10 @@ typedef struct op_run {
 /* The buffers of one run. */
 typedef struct op_buffers {
     gg_test_guarded input[GG_MAX_INPUTS], grad_input[GG_MAX_INPUTS];
-    gg_test_guarded parameter[MOST_PARAMETERS], gradient[MOST_PARAMETERS];
+    gg_test_guarded parameter[MAX_PARAMETERS], gradient[MAX_PARAMETERS];
     gg_test_guarded output, grad_output, prepared, saved, scratch, carried, step;
-    const float *parameter_at[MOST_PARAMETERS];
-    float *gradient_at[MOST_PARAMETERS];
+    const float *parameter_at[MAX_PARAMETERS];
+    float *gradient_at[MAX_PARAMETERS];
 } op_buffers;
 
 static gg_status make_input(gg_test_devices *d, const op_run *run, const gg_op *op, int i, gg_test_guarded *out) {
@@ -90,7 +90,7 @@ static gg_status fetch_all(op_buffers *b) {
         GG_TRY(gg_test_guarded_fetch(&b->input[i]));
         GG_TRY(gg_test_guarded_fetch(&b->grad_input[i]));
     }
-    for (int i = 0; i < MOST_PARAMETERS; ++i) {
+    for (int i = 0; i < MAX_PARAMETERS; ++i) {
         GG_TRY(gg_test_guarded_fetch(&b->parameter[i]));
         GG_TRY(gg_test_guarded_fetch(&b->gradient[i]));
     }
@@ -158,7 +158,7 @@ static void op_buffers_free(op_buffers *b) {
         gg_test_guarded_free(&b->input[i]);
         gg_test_guarded_free(&b->grad_input[i]);
     }
-    for (int i = 0; i < MOST_PARAMETERS; ++i) {
+    for (int i = 0; i < MAX_PARAMETERS; ++i) {
         gg_test_guarded_free(&b->parameter[i]);
         gg_test_guarded_free(&b->gradient[i]);
     }
@@ -378,8 +378,8 @@ static int check_parameters(const op_run *run) {
 
 /* The arrays of one run, all owned. */
 typedef struct op_arrays {
-    PyArrayObject *input[GG_MAX_INPUTS], *parameter[MOST_PARAMETERS], *grad_output;
-    PyArrayObject *output, *grad_input[GG_MAX_INPUTS], *gradient[MOST_PARAMETERS];
+    PyArrayObject *input[GG_MAX_INPUTS], *parameter[MAX_PARAMETERS], *grad_output;
+    PyArrayObject *output, *grad_input[GG_MAX_INPUTS], *gradient[MAX_PARAMETERS];
 } op_arrays;
 
 static void op_arrays_free(op_arrays *a) {
@@ -387,7 +387,7 @@ static void op_arrays_free(op_arrays *a) {
         Py_XDECREF(a->input[i]);
         Py_XDECREF(a->grad_input[i]);
     }
-    for (int i = 0; i < MOST_PARAMETERS; ++i) {
+    for (int i = 0; i < MAX_PARAMETERS; ++i) {
         Py_XDECREF(a->parameter[i]);
         Py_XDECREF(a->gradient[i]);
     }
@@ -493,8 +493,8 @@ PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     if ((kind_number = gg_py_choice("kind", kind, kind_names, GG_OP_COUNT)) < 0) return NULL;
     if (PyList_GET_SIZE(inputs) < 1 || PyList_GET_SIZE(inputs) > GG_MAX_INPUTS)
         return PyErr_Format(PyExc_ValueError, "inputs: must be a list of 1 to %d arrays", GG_MAX_INPUTS);
-    if (PyList_GET_SIZE(parameters) > MOST_PARAMETERS)
-        return PyErr_Format(PyExc_ValueError, "parameters: must be a list of at most %d arrays", MOST_PARAMETERS);
+    if (PyList_GET_SIZE(parameters) > MAX_PARAMETERS)
+        return PyErr_Format(PyExc_ValueError, "parameters: must be a list of at most %d arrays", MAX_PARAMETERS);
 
     desc->kind = (gg_op_kind)kind_number;
     desc->groups = desc->kind == GG_OP_CONV2D ? 1 : 0;

@@ -90,7 +90,7 @@ static long delay_drawn(gg_strict *device) {
 static bool is_runnable(const gg_strict *device, int queue) {
     const gg_strict_queue *it = &device->queue[queue];
     if (it->done == it->given) return false;
-    const gg_strict_work *work = &it->work[it->done % GG_STRICT_MOST_WORKS];
+    const gg_strict_work *work = &it->work[it->done % GG_STRICT_MAX_WORKS];
     return work->run != NULL || device->queue[work->behind.queue].done >= work->behind.number;
 }
 
@@ -127,7 +127,7 @@ static void *strict_thread(void *context) {
         const long delay = delay_drawn(device);
         if (delay > 0 && device->waiting == 0) wait_a_little(device, delay);
         gg_strict_queue *queue = &device->queue[chosen];
-        gg_strict_work *work = &queue->work[queue->done % GG_STRICT_MOST_WORKS];
+        gg_strict_work *work = &queue->work[queue->done % GG_STRICT_MAX_WORKS];
         pthread_mutex_unlock(&device->mutex);
         const gg_status status = work->run != NULL ? work->run(device, work) : GG_OK;
         if (status != GG_OK)
@@ -192,12 +192,12 @@ static gg_strict_work *captured_work(gg_strict *device) {
 static gg_strict_work *next_work(gg_strict *device, gg_queue queue) {
     gg_strict_queue *it = &device->queue[queue];
     if (device->capture != NULL && queue == GG_QUEUE_COMPUTE) return captured_work(device);
-    return &it->work[it->given % GG_STRICT_MOST_WORKS];
+    return &it->work[it->given % GG_STRICT_MAX_WORKS];
 }
 
 gg_strict_work *gg_strict_work_new(gg_strict *device, gg_queue queue) {
     pthread_mutex_lock(&device->mutex);
-    wait_until(device, queue, device->queue[queue].given + 1 - GG_STRICT_MOST_WORKS);
+    wait_until(device, queue, device->queue[queue].given + 1 - GG_STRICT_MAX_WORKS);
     pthread_mutex_unlock(&device->mutex);
     device->invalid = device->too_many = false;
     return next_work(device, queue);
@@ -214,7 +214,7 @@ void gg_strict_give(gg_strict *device, gg_queue queue, const char *what) {
     if (device->invalid) {
         if (device->too_many)
             (void)snprintf(message, sizeof message, "strict device: %s has more sources than %d", what,
-                           GG_STRICT_MOST_SOURCES);
+                           GG_STRICT_MAX_SOURCES);
         else
             (void)snprintf(message, sizeof message,
                            "strict device: %s has an address that is neither in its memory nor in host memory that it "
@@ -407,16 +407,16 @@ static int64_t strict_time(gg_device *head, gg_queue queue) {
     const int64_t number = ++device->times;
     gg_strict_work *work = gg_strict_work_new(device, queue);
     work->run = run_time;
-    work->as.arrays.out[0] = &device->time[number % GG_MOST_TIMES];
+    work->as.arrays.out[0] = &device->time[number % GG_MAX_TIMES];
     gg_strict_give(device, queue, "time");
-    device->time_mark[number % GG_MOST_TIMES] = strict_mark(head, queue);
+    device->time_mark[number % GG_MAX_TIMES] = strict_mark(head, queue);
     return number;
 }
 
 static double strict_read_time(gg_device *head, int64_t time) {
     gg_strict *device = strict_of(head);
-    strict_wait(head, device->time_mark[time % GG_MOST_TIMES]);
-    return device->time[time % GG_MOST_TIMES];
+    strict_wait(head, device->time_mark[time % GG_MAX_TIMES]);
+    return device->time[time % GG_MAX_TIMES];
 }
 
 static gg_mark strict_report(gg_device *head) { return strict_mark(head, GG_QUEUE_COMPUTE); }

@@ -14,9 +14,9 @@
 #include "ops/registry.h"
 
 /* An LSTM of 64 layers that reads a table may have so many parameters. */
-#define GG_STRICT_MOST_PARAMETERS (1 + 4 * 64)
-#define GG_STRICT_MOST_SOURCES 64
-#define GG_STRICT_MOST_WORKS 256
+#define GG_STRICT_MAX_PARAMETERS (1 + 4 * 64)
+#define GG_STRICT_MAX_SOURCES 64
+#define GG_STRICT_MAX_WORKS 256
 
 typedef struct gg_strict gg_strict;
 typedef struct gg_strict_work gg_strict_work;
@@ -26,8 +26,8 @@ typedef struct gg_strict_op_call {
     gg_status (*run)(gg_op *op, const gg_op_args *args, gg_pass pass);
     gg_pass pass;
     gg_op_args args;
-    const float *parameter[GG_STRICT_MOST_PARAMETERS];
-    float *gradient[GG_STRICT_MOST_PARAMETERS];
+    const float *parameter[GG_STRICT_MAX_PARAMETERS];
+    float *gradient[GG_STRICT_MAX_PARAMETERS];
 } gg_strict_op_call;
 
 /* What kernels on arenas have. */
@@ -38,8 +38,8 @@ typedef struct gg_strict_arrays {
     const void *in[3];
     void *out[2];
     int sources;
-    const void *source[GG_STRICT_MOST_SOURCES];
-    float scale[GG_STRICT_MOST_SOURCES];
+    const void *source[GG_STRICT_MAX_SOURCES];
+    float scale[GG_STRICT_MAX_SOURCES];
 } gg_strict_arrays;
 
 typedef struct gg_strict_transpose {
@@ -74,7 +74,7 @@ struct gg_strict_work {
 };
 
 typedef struct gg_strict_queue {
-    gg_strict_work work[GG_STRICT_MOST_WORKS];
+    gg_strict_work work[GG_STRICT_MAX_WORKS];
     int64_t given, done;
 } gg_strict_queue;
 
@@ -103,10 +103,10 @@ struct gg_strict {
     gg_device_graph *capture; /* where records go at present; NULL: to the queues */
     uint64_t seed;
     int64_t drawn;
-    bool invalid;               /* the record that is being made has a pointer to nowhere, */
-    bool too_many;              /* or more sources than there is room for */
-    double time[GG_MOST_TIMES]; /* when marks were reached: time i is at i % GG_MOST_TIMES */
-    gg_mark time_mark[GG_MOST_TIMES];
+    bool invalid;              /* the record that is being made has a pointer to nowhere, */
+    bool too_many;             /* or more sources than there is room for */
+    double time[GG_MAX_TIMES]; /* when marks were reached: time i is at i % GG_MAX_TIMES */
+    gg_mark time_mark[GG_MAX_TIMES];
     int64_t times;
     pthread_t thread;
     bool started, closing;

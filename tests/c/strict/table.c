@@ -123,9 +123,9 @@ static gg_status strict_create(gg_device *device, const gg_op_desc *desc, gg_op 
     strict_op *op = NULL;
     gg_strict *own = table_device(device);
     *out = NULL;
-    if (parameters_of(desc) > GG_STRICT_MOST_PARAMETERS)
+    if (parameters_of(desc) > GG_STRICT_MAX_PARAMETERS)
         GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED, "the strict device has operations of at most %d parameters, not %d",
-                        GG_STRICT_MOST_PARAMETERS, parameters_of(desc));
+                        GG_STRICT_MAX_PARAMETERS, parameters_of(desc));
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *op, "an operation of the strict device", &op));
     op->device = own;
     GG_TRY_CLEANUP(native_of(own)->create[desc->kind](own->native, desc, &op->native));
@@ -270,8 +270,8 @@ static void strict_widen_add(gg_device *head, size_t n, const uint16_t *in, floa
 static void add_sources(gg_strict *device, gg_strict_arrays *own, int sources, const void *const *source,
                         const float *scale) {
     own->sources = sources;
-    if (sources > GG_STRICT_MOST_SOURCES) device->too_many = device->invalid = true;
-    for (int i = 0; i < sources && i < GG_STRICT_MOST_SOURCES; ++i) {
+    if (sources > GG_STRICT_MAX_SOURCES) device->too_many = device->invalid = true;
+    for (int i = 0; i < sources && i < GG_STRICT_MAX_SOURCES; ++i) {
         own->source[i] = gg_strict_in(device, source[i]);
         own->scale[i] = scale[i];
     }

@@ -28,10 +28,10 @@ int gg_standin_make(const char *function, const char *kind, size_t bytes, void *
 int gg_standin_unmake(const char *function, const char *kind, void *body, int invalid);
 
 /* Memory that a piece of work uses. Zero-initialised: none. */
-enum { GG_STANDIN_MOST_USES = 192 };
+enum { GG_STANDIN_MAX_USES = 192 };
 typedef struct gg_standin_uses {
     int count;
-    struct gg_standin_block *block[GG_STANDIN_MOST_USES];
+    struct gg_standin_block *block[GG_STANDIN_MAX_USES];
 } gg_standin_uses;
 
 /* Whether work may use the `bytes` at `at`: of a block of the device, or of pinned host memory, aligned. *where: the

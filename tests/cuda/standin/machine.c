@@ -64,7 +64,7 @@ long gg_standin_count_one(const char *what) {
     LOCKED;
     int i = 0;
     while (i < gg_standin.counts && strcmp(gg_standin.count[i].name, what) != 0) ++i;
-    if (i == MOST_NAMES) return 0;
+    if (i == MAX_NAMES) return 0;
     if (i == gg_standin.counts) {
         snprintf(gg_standin.count[i].name, sizeof gg_standin.count[i].name, "%s", what);
         gg_standin.count[i].calls = 0;
@@ -221,7 +221,7 @@ const char *gg_standin_kind_name(block_kind kind) {
 bool gg_standin_add_use(gg_standin_uses *uses, gg_standin_block *block) {
     for (int i = 0; i < uses->count; ++i)
         if (uses->block[i] == block) return true;
-    if (uses->count == GG_STANDIN_MOST_USES) return false;
+    if (uses->count == GG_STANDIN_MAX_USES) return false;
     uses->block[uses->count++] = block;
     return true;
 }
@@ -290,7 +290,7 @@ static bool is_waited(int place) {
 
 /* The stream whose first piece of work is done next, or -1. */
 static int choose_stream(void) {
-    int ready[MOST_STREAMS], needed[MOST_STREAMS], readies = 0, needs = 0;
+    int ready[MAX_STREAMS], needed[MAX_STREAMS], readies = 0, needs = 0;
     bool waits = false;
     for (int i = 0; i < gg_standin.streams; ++i) {
         const work *head = gg_standin.stream[i].first;
@@ -365,7 +365,7 @@ static void *do_work(void *unused) {
 void gg_standin_wait(int place, long position) {
     if (gg_standin.stream[place].done >= position) return;
     const int mine = gg_standin.waiters++;
-    if (mine >= MOST_WAITERS) abort();
+    if (mine >= MAX_WAITERS) abort();
     gg_standin.waiter[mine] = place;
     gg_standin.waited[mine] = position;
     gg_standin.others_first = gg_standin_draw(2) != 0;
@@ -549,13 +549,13 @@ void gg_standin_memory(size_t bytes) {
 
 void gg_standin_devices(int count) {
     LOCKED;
-    gg_standin.devices = count < MOST_DEVICES ? count : MOST_DEVICES;
+    gg_standin.devices = count < MAX_DEVICES ? count : MAX_DEVICES;
     gg_standin_mine.device = 0;
 }
 
 void gg_standin_plant(const char *function, int nth, int code, bool lost, bool late) {
     LOCKED;
-    if (gg_standin.plants == MOST_PLANTED) return;
+    if (gg_standin.plants == MAX_PLANTED) return;
     planted *made = &gg_standin.plant[gg_standin.plants++];
     *made = (planted){.at = nth, .code = code, .lost = lost, .late = late};
     snprintf(made->function, sizeof made->function, "%s", function);

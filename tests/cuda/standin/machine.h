@@ -20,11 +20,11 @@ enum {
     PAGE = 4096,
     GUARD = 0xa5,
     NAME = 64,
-    MOST_STREAMS = 512,
-    MOST_WAITERS = 64,
-    MOST_NAMES = 256,
-    MOST_PLANTED = 16,
-    MOST_DEVICES = 8,
+    MAX_STREAMS = 512,
+    MAX_WAITERS = 64,
+    MAX_NAMES = 256,
+    MAX_PLANTED = 16,
+    MAX_DEVICES = 8,
     BUCKETS = 4096,
 };
 
@@ -109,7 +109,7 @@ typedef struct gg_standin_state {
     long tick;
     int devices;
     pid_t process; /* that has called first, or 0 */
-    size_t memory, used[MOST_DEVICES];
+    size_t memory, used[MAX_DEVICES];
 
     char *callers, *work; /* RESERVED bytes each */
     size_t next;
@@ -117,18 +117,18 @@ typedef struct gg_standin_state {
     int blocks, block_room;
     long numbers;
 
-    stream stream[MOST_STREAMS];
+    stream stream[MAX_STREAMS];
     int streams;
-    int waiter[MOST_WAITERS]; /* streams that callers wait for, and up to where */
-    long waited[MOST_WAITERS];
+    int waiter[MAX_WAITERS]; /* streams that callers wait for, and up to where */
+    long waited[MAX_WAITERS];
     int waiters;
     bool others_first;
     const char *running;
 
     object *objects[BUCKETS]; /* by their addresses */
-    counted count[MOST_NAMES];
+    counted count[MAX_NAMES];
     int counts;
-    planted plant[MOST_PLANTED];
+    planted plant[MAX_PLANTED];
     int plants;
     int lost; /* the code that all calls give */
     char violations[1 << 14];

@@ -67,7 +67,7 @@ static int translate_word(const char *kernel, size_t place, bool certain, char *
                                     kernel, place);
     if (block == NULL) return 0;
     if (!gg_standin_add_use(uses, (gg_standin_block *)block))
-        return gg_standin_violation(INVALID_VALUE, "%s: more than %d blocks", kernel, GG_STANDIN_MOST_USES);
+        return gg_standin_violation(INVALID_VALUE, "%s: more than %d blocks", kernel, GG_STANDIN_MAX_USES);
     if (block->kind == BLOCK_DEVICE) word = (uintptr_t)gg_standin_work_address(word);
     memcpy(at, &word, sizeof word);
     return 0;
@@ -410,7 +410,7 @@ static int cudaStreamCreateWithFlags(gg_cuda_stream *out, unsigned flags) {
     int place = 0; /* places of streams that are gone and done are used again; what waits for these is done, too */
     while (place < gg_standin.streams && (gg_standin.stream[place].alive || gg_standin.stream[place].first != NULL))
         ++place;
-    if (place == MOST_STREAMS) FAIL(GG_CUDA_ERROR_MEMORY_ALLOCATION);
+    if (place == MAX_STREAMS) FAIL(GG_CUDA_ERROR_MEMORY_ALLOCATION);
     if (place == gg_standin.streams) ++gg_standin.streams;
     gg_standin.stream[place].alive = true;
     gg_standin.stream[place].device = gg_standin_mine.device;
