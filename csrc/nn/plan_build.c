@@ -237,15 +237,15 @@ static uint64_t dropout_seed(uint64_t seed, int node) {
     return seed ^ z ^ (z >> 31);
 }
 
-static void plan_describe(const gg_plan *plan, const gg_group *group, gg_op_desc *desc) {
+static void plan_describe(const gg_plan *plan, const gg_plan_group *group, gg_op_desc *desc) {
     const gg_node *it = gg_graph_node(plan->graph, group->main);
     const gg_layer_type *type = gg_layer_type_of(it->desc.kind);
     int source[GG_MAX_INPUTS];
     memset(desc, 0, sizeof *desc);
     desc->kind = type->op;
     desc->batch = plan->options.batch;
-    desc->inputs = gg_group_inputs(plan, group, source);
-    desc->output = gg_graph_node(plan->graph, gg_group_last(group))->shape;
+    desc->inputs = gg_plan_group_inputs(plan, group, source);
+    desc->output = gg_graph_node(plan->graph, gg_plan_group_last(group))->shape;
     desc->training = plan->options.training;
     desc->dtype = plan->options.dtype;
     for (int i = 0; i < desc->inputs; i++) {
@@ -254,19 +254,20 @@ static void plan_describe(const gg_plan *plan, const gg_group *group, gg_op_desc
         if (plan->options.training && plan->node[source[i]].needs_gradient) desc->input_grad = true;
     }
     if (type->describe != NULL) type->describe(&it->desc, desc);
-    gg_group_describe(plan, group, desc);
+    gg_plan_group_describe(plan, group, desc);
     desc->seed = dropout_seed(plan->options.seed, group->main);
 }
 
 /* The operation of a group, or of as many of its nodes as a table computes, from the first on: *group becomes these. A
  * table that has the first node's operation alone still comes before the next table: a group saves less than another
  * table and a reorder may cost. algorithm, passes: as in gg_op_desc. */
-static gg_status create_group(gg_plan *plan, gg_group *group, gg_algorithm algorithm, unsigned passes, gg_op **out) {
+static gg_status create_group(gg_plan *plan, gg_plan_group *group, gg_algorithm algorithm, unsigned passes,
+                              gg_op **out) {
     gg_status status = GG_ERROR_UNSUPPORTED;
     gg_op_desc desc;
     for (int i = 0; i < plan->devices && status == GG_ERROR_UNSUPPORTED; i++) {
         for (int most = group->nodes; most > 0 && status == GG_ERROR_UNSUPPORTED;) {
-            const gg_group part = gg_group_at(plan, group->node[0], most);
+            const gg_plan_group part = gg_plan_group_at(plan, group->node[0], most);
             plan_describe(plan, &part, &desc);
             /* A part may have another main node. */
             desc.algorithm = desc.kind == GG_OP_CONV2D ? algorithm : gg_choose_direct(&plan->options, &desc);
@@ -310,10 +311,10 @@ static unsigned passes_with(const gg_algorithm algorithm[GG_PASS_COUNT], gg_algo
 
 /* The algorithms of a convolution's passes. Where the cost model chooses, the layouts are those that it has with sums
  * of products. */
-static gg_status choose_algorithms(gg_plan *plan, const gg_group *group, const gg_op_desc *desc,
+static gg_status choose_algorithms(gg_plan *plan, const gg_plan_group *group, const gg_op_desc *desc,
                                    gg_algorithm out[GG_PASS_COUNT]) {
     gg_status status = GG_OK;
-    gg_group part = *group;
+    gg_plan_group part = *group;
     gg_op *direct = NULL;
     if (!gg_choose_by_cost(&plan->options, desc, out)) goto cleanup;
     const gg_algorithm algorithm = gg_choose_direct(&plan->options, desc);
@@ -326,7 +327,7 @@ cleanup:
 
 /* Creates the operations of a group's passes; *group receives the nodes that they compute. A convolution may have
  * another algorithm for each pass; where no table has that, the direct one. */
-static gg_status create_ops(gg_plan *plan, gg_group *group, gg_op *out[GG_PASS_COUNT]) {
+static gg_status create_ops(gg_plan *plan, gg_plan_group *group, gg_op *out[GG_PASS_COUNT]) {
     gg_status status = GG_OK;
     gg_op_desc desc;
     plan_describe(plan, group, &desc);
@@ -404,7 +405,7 @@ static void step_layers(gg_plan *plan, gg_step *step) {
 
 static gg_status build_op(gg_plan *plan, int first) {
     gg_status status = GG_OK;
-    gg_group group = plan->node[first].group;
+    gg_plan_group group = plan->node[first].group;
     gg_op *ops[GG_PASS_COUNT] = {NULL}, *op = NULL;
     gg_step step = {.node = GG_NONE};
     gg_value made = {.origin = GG_NONE, .producer = GG_NONE};
@@ -412,9 +413,9 @@ static gg_status build_op(gg_plan *plan, int first) {
 
     GG_TRY_CLEANUP(create_ops(plan, &group, ops));
     op = ops[GG_PASS_FORWARD];
-    gg_group_set(plan, &group);
-    const int last = gg_group_last(&group);
-    step.inputs = gg_group_inputs(plan, &group, source);
+    gg_plan_group_set(plan, &group);
+    const int last = gg_plan_group_last(&group);
+    step.inputs = gg_plan_group_inputs(plan, &group, source);
     for (int i = 0; i < step.inputs; i++)
         GG_TRY_CLEANUP(plan_resolve(plan, group.main, source[i], op->input[i], &step.input[i]));
     made.shape = gg_graph_node(plan->graph, last)->shape;
@@ -511,9 +512,9 @@ static gg_status build_head(gg_plan *plan, gg_plan_head *head, int node) {
 }
 
 /* Whether all that a group reads has been built. */
-static bool group_ready(const gg_plan *plan, const gg_group *group) {
+static bool group_ready(const gg_plan *plan, const gg_plan_group *group) {
     int source[GG_MAX_INPUTS];
-    const int inputs = gg_group_inputs(plan, group, source);
+    const int inputs = gg_plan_group_inputs(plan, group, source);
     for (int i = 0; i < inputs; i++)
         if (plan->node[source[i]].value == GG_NONE) return false;
     return true;
@@ -534,7 +535,7 @@ gg_status gg_plan_build(gg_plan *plan) {
     plan->devices = gg_choose_devices(&plan->options, plan->order);
     mark_live(plan);
     mark_nodes(plan);
-    gg_group_all(plan);
+    gg_plan_group_all(plan);
     for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
         const gg_node *it = gg_graph_node(plan->graph, i);
         if (!plan->node[i].live) continue;

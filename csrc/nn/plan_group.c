@@ -10,15 +10,15 @@ typedef struct gg_pattern {
     int nodes, main;
     gg_op_kind kind[GG_MAX_GROUP];
     gg_activation activation;
-    bool (*fits)(const gg_plan *plan, const gg_group *group); /* NULL: always */
+    bool (*fits)(const gg_plan *plan, const gg_plan_group *group); /* NULL: always */
     /* Adds further fields of the other nodes; NULL means none. */
-    void (*describe)(const gg_plan *plan, const gg_group *group, gg_op_desc *desc);
+    void (*describe)(const gg_plan *plan, const gg_plan_group *group, gg_op_desc *desc);
 } gg_pattern;
 
-static bool adds_two(const gg_plan *plan, const gg_group *group);
-static bool not_pooled(const gg_plan *plan, const gg_group *group);
-static void describe_table(const gg_plan *plan, const gg_group *group, gg_op_desc *desc);
-static void describe_gelu(const gg_plan *plan, const gg_group *group, gg_op_desc *desc);
+static bool adds_two(const gg_plan *plan, const gg_plan_group *group);
+static bool not_pooled(const gg_plan *plan, const gg_plan_group *group);
+static void describe_table(const gg_plan *plan, const gg_plan_group *group, gg_op_desc *desc);
+static void describe_gelu(const gg_plan *plan, const gg_plan_group *group, gg_op_desc *desc);
 
 static const gg_pattern patterns[] = {
     {2, 0, {GG_OP_CONV2D, GG_OP_RELU}, GG_ACTIVATION_RELU, not_pooled, NULL},
@@ -49,8 +49,8 @@ static int only_reader(const gg_plan *plan, int node, int first) {
     return GG_NONE; /* a head's loss */
 }
 
-static bool matches(const gg_plan *plan, const gg_pattern *pattern, int first, gg_group *out) {
-    *out = (gg_group){.pattern = pattern};
+static bool matches(const gg_plan *plan, const gg_pattern *pattern, int first, gg_plan_group *out) {
+    *out = (gg_plan_group){.pattern = pattern};
     for (int i = 0, node = first; i < pattern->nodes; i++) {
         if (i > 0) node = only_reader(plan, node, first);
         if (node == GG_NONE || group_kind(plan, node) != pattern->kind[i]) return false;
@@ -60,60 +60,60 @@ static bool matches(const gg_plan *plan, const gg_pattern *pattern, int first, g
     return pattern->fits == NULL || pattern->fits(plan, out);
 }
 
-static bool adds_two(const gg_plan *plan, const gg_group *group) {
+static bool adds_two(const gg_plan *plan, const gg_plan_group *group) {
     return gg_graph_node(plan->graph, group->node[1])->inputs == 2;
 }
 
 /* A ReLU before a maximum costs nothing there, neither forward nor backward. */
-static bool not_pooled(const gg_plan *plan, const gg_group *group) {
-    const int reader = only_reader(plan, gg_group_last(group), group->node[0]);
+static bool not_pooled(const gg_plan *plan, const gg_plan_group *group) {
+    const int reader = only_reader(plan, gg_plan_group_last(group), group->node[0]);
     return reader == GG_NONE || group_kind(plan, reader) != GG_OP_MAX_POOL2D;
 }
 
 /* The LSTM reads the tokens. */
-static void describe_table(const gg_plan *plan, const gg_group *group, gg_op_desc *desc) {
+static void describe_table(const gg_plan *plan, const gg_plan_group *group, gg_op_desc *desc) {
     const gg_node *table = gg_graph_node(plan->graph, group->node[0]);
     desc->numbers = table->desc.numbers;
     desc->features = table->desc.outputs;
 }
 
-static void describe_gelu(const gg_plan *plan, const gg_group *group, gg_op_desc *desc) {
+static void describe_gelu(const gg_plan *plan, const gg_plan_group *group, gg_op_desc *desc) {
     desc->tanh_form = gg_graph_node(plan->graph, group->node[1])->desc.tanh_form;
 }
 
-gg_group gg_group_at(const gg_plan *plan, int first, int most) {
-    gg_group found;
+gg_plan_group gg_plan_group_at(const gg_plan *plan, int first, int most) {
+    gg_plan_group found;
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
         if (patterns[i].nodes <= most && matches(plan, &patterns[i], first, &found)) return found;
-    return (gg_group){.nodes = 1, .node = {first}, .main = first};
+    return (gg_plan_group){.nodes = 1, .node = {first}, .main = first};
 }
 
-static void group_claim(gg_plan *plan, const gg_group *group) {
+static void group_claim(gg_plan *plan, const gg_plan_group *group) {
     plan->node[group->node[0]].group = *group;
     for (int i = 0; i < group->nodes; i++) plan->node[group->node[i]].first = group->node[0];
 }
 
-void gg_group_set(gg_plan *plan, const gg_group *group) {
-    const gg_group before = plan->node[group->node[0]].group;
+void gg_plan_group_set(gg_plan *plan, const gg_plan_group *group) {
+    const gg_plan_group before = plan->node[group->node[0]].group;
     for (int i = 0; i < before.nodes; i++) plan->node[before.node[i]].first = GG_NONE;
     group_claim(plan, group);
     for (int i = 0; i < before.nodes; i++) {
         if (plan->node[before.node[i]].first != GG_NONE) continue;
-        const gg_group rest = gg_group_at(plan, before.node[i], GG_MAX_GROUP);
+        const gg_plan_group rest = gg_plan_group_at(plan, before.node[i], GG_MAX_GROUP);
         group_claim(plan, &rest);
     }
 }
 
-void gg_group_all(gg_plan *plan) {
+void gg_plan_group_all(gg_plan *plan) {
     for (int i = 0; i < gg_graph_nodes(plan->graph); i++) plan->node[i].first = GG_NONE;
     for (int i = 0; i < gg_graph_nodes(plan->graph); i++) {
         if (!plan->node[i].live || plan->node[i].first != GG_NONE) continue;
-        const gg_group group = gg_group_at(plan, i, GG_MAX_GROUP);
+        const gg_plan_group group = gg_plan_group_at(plan, i, GG_MAX_GROUP);
         group_claim(plan, &group);
     }
 }
 
-int gg_group_inputs(const gg_plan *plan, const gg_group *group, int source[GG_MAX_INPUTS]) {
+int gg_plan_group_inputs(const gg_plan *plan, const gg_plan_group *group, int source[GG_MAX_INPUTS]) {
     int inputs = 0;
     for (int i = 0; i < group->nodes; i++) {
         const gg_node *it = gg_graph_node(plan->graph, group->node[i]);
@@ -123,7 +123,7 @@ int gg_group_inputs(const gg_plan *plan, const gg_group *group, int source[GG_MA
     return inputs;
 }
 
-void gg_group_describe(const gg_plan *plan, const gg_group *group, gg_op_desc *desc) {
+void gg_plan_group_describe(const gg_plan *plan, const gg_plan_group *group, gg_op_desc *desc) {
     if (group->pattern == NULL) return;
     desc->activation = group->pattern->activation;
     if (group->pattern->describe != NULL) group->pattern->describe(plan, group, desc);

@@ -18,12 +18,12 @@
 #define GG_MAX_GROUP 4
 
 /* Fused nodes in the order of the graph: only the next node reads a node's output. */
-typedef struct gg_group {
+typedef struct gg_plan_group {
     int nodes; /* 0 means none */
     int node[GG_MAX_GROUP];
     int main;                         /* the node that names the operation and whose description it extends */
     const struct gg_pattern *pattern; /* NULL means a single node */
-} gg_group;
+} gg_plan_group;
 
 /* A place in a buffer; after gg_plan_layout, in the plan's block. */
 typedef struct gg_place {
@@ -67,7 +67,7 @@ typedef struct gg_sum {
 typedef struct gg_step {
     gg_op *op;                  /* of the forward pass */
     gg_op *pass[GG_PASS_COUNT]; /* run for each pass; mostly `op` */
-    gg_group group;
+    gg_plan_group group;
     int node;                /* names the step in times and messages */
     int layer[GG_MAX_GROUP]; /* those of its nodes with parameters */
     int layers;
@@ -105,7 +105,7 @@ typedef struct gg_node_state {
     int consumers;       /* live nodes and heads */
     bool needs_gradient; /* parameters here or upstream */
     int first;           /* of its group; GG_NONE means no group yet */
-    gg_group group;      /* that begins at this node */
+    gg_plan_group group; /* that begins at this node */
     const char *backend;
 } gg_node_state;
 
@@ -217,16 +217,16 @@ gg_status gg_plan_build(gg_plan *plan);
 double gg_plan_predicted(const gg_plan *plan);
 
 /* The longest group of at most `most` ungrouped nodes that begins at `first`. */
-gg_group gg_group_at(const gg_plan *plan, int first, int most);
+gg_plan_group gg_plan_group_at(const gg_plan *plan, int first, int most);
 /* Sets the group of its nodes. The remaining nodes of a longer group that began there form groups anew. */
-void gg_group_set(gg_plan *plan, const gg_group *group);
+void gg_plan_group_set(gg_plan *plan, const gg_plan_group *group);
 /* Puts each live node into a group. */
-void gg_group_all(gg_plan *plan);
+void gg_plan_group_all(gg_plan *plan);
 /* Lists the nodes whose outputs it reads, in the order of its operation's inputs; returns their number. */
-int gg_group_inputs(const gg_plan *plan, const gg_group *group, int source[GG_MAX_INPUTS]);
+int gg_plan_group_inputs(const gg_plan *plan, const gg_plan_group *group, int source[GG_MAX_INPUTS]);
 /* Adds the other nodes to the main node's description. */
-void gg_group_describe(const gg_plan *plan, const gg_group *group, gg_op_desc *desc);
-static inline int gg_group_last(const gg_group *group) { return group->node[group->nodes - 1]; }
+void gg_plan_group_describe(const gg_plan *plan, const gg_plan_group *group, gg_op_desc *desc);
+static inline int gg_plan_group_last(const gg_plan_group *group) { return group->node[group->nodes - 1]; }
 
 /* Lifetimes, in-place operations, meeting gradients, sharing; gets the block and fills every step's pointers. */
 gg_status gg_plan_layout(gg_plan *plan);
