@@ -116,7 +116,7 @@ sampled() { # as pytest's -k wants it
         a_run_and_a_step 'same_bits_as_a_trainer and server' that_only_began only_modules_of_torch shows_the_waits \
         'born_small and packed' a_larger_network_is_put_back plan_is_of_the_weights an_event_that_is_undone goes_on_after_an_event \
         products_and_bytes step_and_bench_use given_the_first_table measurement_that_fails noloco_to_diloco \
-        groups_part sorted_samples two_cycles_by_hand words_are_the_cores two_batches_are_one_sequence the_core_knows \
+        groups_part sorted_samples divided_among_other_ranks two_cycles_by_hand words_are_the_cores two_batches_are_one_sequence the_core_knows \
         trains_as_memory_does attributes_of_a_source; do
         wanted+="${wanted:+ or }($name)"
     done

@@ -173,8 +173,7 @@ def weights_of(net):
 @norms
 @pytest.mark.parametrize("n", [1, 5])
 def test_a_network_is_torchs(kind, n):
-    import torch
-
+    torch = pytest.importorskip("torch")
     module, net, (x, y) = module_of(kind), net_of(kind), batch_of(n)
     module.load_state_dict({name: torch.tensor(one) for name, one in weights_of(net).items()})
     net.load_weights({name: one.numpy() for name, one in module.state_dict().items()})
@@ -236,7 +235,9 @@ def test_units_in_front_of_it_stay(kind):
 
 @norms
 def test_a_wrapped_module_has_its_roles(kind):
-    modules = pytest.importorskip("gossipgrad.torch.modules")
+    pytest.importorskip("torch")
+    from gossipgrad.torch import modules
+
     described = dict(one.described() for one in modules.layers_of(module_of(kind)))
     roles = {name.rpartition(".")[2]: role for name, _, role, *_ in described["norm"]}
     own = {name.rpartition(".")[2]: role for name, role in net_of(kind).parameter_roles().items() if "norm" in name}

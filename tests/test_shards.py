@@ -50,6 +50,28 @@ def test_a_period_in_the_order_is_no_period_of_a_rank(p):
             assert (found > 0.5 * wanted).all() and (found < 1.6 * wanted).all()
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_what_is_left_of_an_epoch_is_divided_among_other_ranks(shuffle):
+    def orders(size, divisions):
+        found = [_core.division(23, rank, size, 5, 2, shuffle, divisions) for rank in range(size)]
+        assert len({left for _, left in found}) == 1
+        return [order.tolist() for order, _ in found]
+
+    whole = orders(3, [])
+    assert sorted(sum(whole, [])) == list(range(23))
+    assert shuffle or whole == [_core.shard(23, rank, 3, 5).tolist() for rank in range(3)]
+    rest = orders(4, [[5, 4, 5]])
+    unread = whole[0][5:] + whole[1][4:] + whole[2][5:]
+    assert sorted(sum(rest, [])) == sorted(unread) and max(map(len, rest)) - min(map(len, rest)) <= 1
+    assert shuffle or rest == [sorted(unread)[rank::4] for rank in range(4)]
+    last = orders(2, [[5, 4, 5], [2, 2, 2, 1]])
+    assert sorted(sum(last, [])) == sorted(rest[0][2:] + rest[1][2:] + rest[2][2:] + rest[3][1:])
+    with pytest.raises(ValueError, match="division 0, rank 1: 9 samples read; allowed: 0 to 8"):
+        orders(2, [[5, 9, 5]])
+    with pytest.raises(ValueError, match="rank: 0 of 24 ranks with 23 samples"):
+        orders(24, [])
+
+
 def test_shards_are_a_function_of_the_seed():
     def shards(seed):
         return [_core.shard(1001, rank, 4, seed).tolist() for rank in range(4)]
