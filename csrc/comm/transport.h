@@ -221,8 +221,8 @@ gg_status gg_transport_idle(gg_transport *transport, double seconds);
  * detects a message of another epoch after a receive has waited a second or two, if the epochs are at most 31 apart; a
  * library with few tags may not. */
 void gg_transport_set_epoch(gg_transport *transport, int64_t epoch);
-/* This rank has begun this many steps of training here. The error of a rank that waits for one that has ended shows
- * both ranks' numbers. */
+/* Sets the number of training steps that this rank has begun. If a rank waits for an ended one, its error shows the
+ * numbers of both. */
 void gg_transport_step_begun(gg_transport *transport, int64_t begun);
 /* Set by the service's owner, and cleared by a zero service. */
 void gg_transport_set_service(gg_transport *transport, const gg_service *service);

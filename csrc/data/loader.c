@@ -356,7 +356,7 @@ static void read_ahead(gg_loader *loader, int64_t step) {
     loader->expected = step;
 }
 
-/* Of the sharding's ranks; `left` has been set. */
+/* Orders the epoch and starts to read. `left` must be set. */
 static void loader_place(gg_loader *loader, const gg_position *at) {
     begin_at(loader, at->begun, at->done);
     order_epoch(loader, at->epoch);

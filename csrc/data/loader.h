@@ -90,8 +90,8 @@ const int64_t *
 gg_loader_read_before(const gg_loader *loader); /* samples of each rank read by steps before gg_loader_begun */
 /* Samples of each rank that the steps before `step`, from gg_loader_begun to gg_loader_steps, have read. */
 void gg_loader_done(const gg_loader *loader, int64_t step, int64_t *done);
-/* The same for a division: with batches of one, a rank whose last step reads its last sample a second time has read it.
- */
+/* Samples of each rank read before `step`, for a division. With batches of one, gg_loader_done leaves a rank its last
+ * sample to read again; this counts the sample as read. */
 void gg_loader_read_by(const gg_loader *loader, int64_t step, int64_t *read);
 /* If samples move: exchanges of a batch made before step t is read. */
 int64_t gg_loader_exchanges(const gg_loader *loader, int64_t step);

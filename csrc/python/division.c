@@ -43,7 +43,7 @@ int gg_py_divisions(PyObject *list, gg_position *at) {
     return 0;
 }
 
-/* The order of `rank` in the whole epoch, or its share of what the divisions have left. */
+/* Writes the order of `rank`: in the whole epoch, or, after divisions, in the rest. */
 static gg_status order_of_rank(const gg_divided_epoch *epoch, int ranks, int rank, uint32_t *list, int64_t *count,
                                int32_t *order) {
     gg_sharding sharding = *epoch->sharding;

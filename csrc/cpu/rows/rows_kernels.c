@@ -90,7 +90,7 @@ static void row_moments(size_t n, const float *x, double *mean, double *squares)
     *squares = square - rest * rest / (double)n;
 }
 
-/* Of a run of n values, with a weight a value or without any. */
+/* A run of n values. weight: one a value; NULL means none. */
 static void run_sums(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
                      double *sum, double *product, float *grad_weight, float *grad_bias) {
     const lanes_f center = lanes_set(mean), factor = lanes_set(inverse);
@@ -133,7 +133,7 @@ static void row_sums(const gg_norm_rows *rows, const float *x, const float *dy, 
     }
 }
 
-/* Of a run of n values. each: a weight a value; otherwise *weight is that of all. */
+/* A run of n values. each: true means a weight a value, false one weight for all. */
 GG_INLINE void run_gradient(size_t n, const float *x, const float *dy, float mean, float inverse, const float *weight,
                             bool each, float sum, float product, float *dx) {
     const lanes_f center = lanes_set(mean), factor = lanes_set(inverse);
@@ -172,7 +172,7 @@ static void lanes_apply(const gg_norm_rows *rows, size_t step, const float *x, c
     }
 }
 
-/* Of a run of n values, with a weight a value or without any. */
+/* A run of n values. weight: one a value; NULL means none. */
 static void run_lanes_sums(size_t n, size_t step, const float *x, const float *dy, const float *mean,
                            const float *inverse, const float *weight, double sum[GG_LANES], double product[GG_LANES],
                            double *grad_weight, double *grad_bias) {

@@ -69,35 +69,15 @@ static void layer_norm_describe(const gg_layer_desc *desc, gg_op_desc *out) {
     out->root_mean_square = desc->kind == GG_LAYER_RMS_NORM;
 }
 
-const gg_layer_type gg_layer_layer_norm = {
-    .name = "layer_norm",
-    .least_inputs = 1,
-    .most_inputs = 1,
-    .op = GG_OP_LAYER_NORM,
-    .infer = layer_norm_infer,
-    .parameters = layer_norm_parameters,
-    .describe = layer_norm_describe,
-};
+#define ROW_NORM(text, infers)                                                                                         \
+    {                                                                                                                  \
+        .name = (text), .least_inputs = 1, .most_inputs = 1, .op = GG_OP_LAYER_NORM, .infer = (infers),                \
+        .parameters = layer_norm_parameters, .describe = layer_norm_describe                                           \
+    }
 
-const gg_layer_type gg_layer_rms_norm = {
-    .name = "rms_norm",
-    .least_inputs = 1,
-    .most_inputs = 1,
-    .op = GG_OP_LAYER_NORM,
-    .infer = layer_norm_infer,
-    .parameters = layer_norm_parameters,
-    .describe = layer_norm_describe,
-};
-
-const gg_layer_type gg_layer_group_norm = {
-    .name = "group_norm",
-    .least_inputs = 1,
-    .most_inputs = 1,
-    .op = GG_OP_LAYER_NORM,
-    .infer = group_norm_infer,
-    .parameters = layer_norm_parameters,
-    .describe = layer_norm_describe,
-};
+const gg_layer_type gg_layer_layer_norm = ROW_NORM("layer_norm", layer_norm_infer);
+const gg_layer_type gg_layer_rms_norm = ROW_NORM("rms_norm", layer_norm_infer);
+const gg_layer_type gg_layer_group_norm = ROW_NORM("group_norm", group_norm_infer);
 
 /* PyTorch's dim counts the batch: 1 is the sample's first axis, -1 its last. */
 static int64_t softmax_axis(const gg_layer_desc *desc, const gg_shape *input) {
