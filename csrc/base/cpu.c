@@ -19,10 +19,10 @@
 #include <xmmintrin.h>
 #endif
 
-static const char *const isa_names[GG_ISA_COUNT] = {
-    [GG_ISA_SCALAR] = "scalar", [GG_ISA_AVX2] = "avx2", [GG_ISA_AVX512F] = "avx512f",
-    [GG_ISA_AVX512] = "avx512", [GG_ISA_AMX] = "amx",
-};
+#define NAME_OF(NAME, name) #name,
+#define BUILT(NAME, name) GG_IF_BUILT(NAME, true, false),
+static const char *const isa_names[GG_ISA_COUNT] = {GG_ISAS(NAME_OF)};
+static const bool built[GG_ISA_COUNT] = {GG_ISAS(BUILT)};
 
 const char *gg_isa_name(gg_isa isa) { return (unsigned)isa < GG_ISA_COUNT ? isa_names[isa] : "unknown"; }
 
@@ -55,26 +55,7 @@ static bool may_use_amx(void) {
 static bool may_use_amx(void) { return has_amx(); }
 #endif
 
-/* Whether the build has kernels of that level. */
-static bool is_built(gg_isa isa) {
-    switch (isa) {
-    case GG_ISA_SCALAR:
-#ifdef GG_HAS_AVX2
-    case GG_ISA_AVX2:
-#endif
-#ifdef GG_HAS_AVX512F
-    case GG_ISA_AVX512F:
-#endif
-#ifdef GG_HAS_AVX512
-    case GG_ISA_AVX512:
-#endif
-#ifdef GG_HAS_AMX
-    case GG_ISA_AMX:
-#endif
-        return true;
-    default: return false;
-    }
-}
+static bool is_built(gg_isa isa) { return (unsigned)isa < GG_ISA_COUNT && built[isa]; }
 
 /* Whether CPU and operating system run code of that level. */
 static bool cpu_runs(gg_isa isa) {

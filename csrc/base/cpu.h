@@ -8,17 +8,27 @@
 
 #include "base/status.h"
 
-/* setup.py defines GG_HAS_AVX2, GG_HAS_AVX512F and GG_HAS_AVX512, each if the build has the kernels of that level.
- * GG_ISA_AMX's kernels come with AVX512's if the compiler knows tiles: gcc 11 and newer, clang with the header. */
+/* Levels as X(NAME, name), the best last; every kernel is compiled once a level. AVX512F is the
+ * Knights Landing subset (F and CD only). AMX adds split products of matrices to AVX512's kernels. */
+#define GG_ISAS(X) X(SCALAR, scalar) X(AVX2, avx2) X(AVX512F, avx512f) X(AVX512, avx512) X(AMX, amx)
+
+#define GG_ISA_VALUE(NAME, name) GG_ISA_##NAME,
+typedef enum gg_isa { GG_ISAS(GG_ISA_VALUE) GG_ISA_COUNT } gg_isa;
+
+/* GG_IF_BUILT(NAME, yes, no) is `yes` if the build has kernels of that level: if setup.py defines GG_HAS_NAME as 1.
+ * AMX's kernels come with AVX512's if the compiler knows tiles: gcc 11 and newer, clang with the header. */
+#define GG_HAS_SCALAR 1
 #if defined(__has_include) && defined(GG_HAS_AVX512)
 #if __has_include(<amxbf16intrin.h>)
 #define GG_HAS_AMX 1
 #endif
 #endif
-
-/* Levels; every kernel is compiled once a level. AVX512F is the Knights Landing subset (F and CD only). AMX adds split
- * products of matrices to AVX512's kernels. */
-typedef enum gg_isa { GG_ISA_SCALAR = 0, GG_ISA_AVX2, GG_ISA_AVX512F, GG_ISA_AVX512, GG_ISA_AMX, GG_ISA_COUNT } gg_isa;
+#define GG_IF_BUILT(NAME, yes, no) GG_IF_1(GG_HAS_##NAME, yes, no)
+#define GG_IF_1(has, yes, no) GG_IF_1_(has, yes, no)
+#define GG_IF_1_(has, yes, no) GG_SECOND(GG_COMMA_##has yes, no, )
+#define GG_COMMA_1 0,
+#define GG_SECOND(...) GG_SECOND_(__VA_ARGS__)
+#define GG_SECOND_(first, second, ...) second
 
 /* True if this CPU, operating system and build run kernels of that level. For AMX the process asks the system once. */
 bool gg_cpu_supports(gg_isa isa);

@@ -3,24 +3,11 @@
 #include <pthread.h>
 
 /* level_kernels.c makes each of these. */
-extern const gg_cpu_kernels gg_cpu_kernels_scalar, gg_cpu_kernels_avx2, gg_cpu_kernels_avx512f, gg_cpu_kernels_avx512,
-    gg_cpu_kernels_amx;
+#define DECLARE(NAME, name) extern const gg_cpu_kernels gg_cpu_kernels_##name;
+GG_ISAS(DECLARE)
 
-static const gg_cpu_kernels *const levels[GG_ISA_COUNT] = {
-    [GG_ISA_SCALAR] = &gg_cpu_kernels_scalar,
-#ifdef GG_HAS_AVX2
-    [GG_ISA_AVX2] = &gg_cpu_kernels_avx2,
-#endif
-#ifdef GG_HAS_AVX512F
-    [GG_ISA_AVX512F] = &gg_cpu_kernels_avx512f,
-#endif
-#ifdef GG_HAS_AVX512
-    [GG_ISA_AVX512] = &gg_cpu_kernels_avx512,
-#endif
-#ifdef GG_HAS_AMX
-    [GG_ISA_AMX] = &gg_cpu_kernels_amx,
-#endif
-};
+#define ROW(NAME, name) GG_IF_BUILT(NAME, &gg_cpu_kernels_##name, NULL),
+static const gg_cpu_kernels *const levels[GG_ISA_COUNT] = {GG_ISAS(ROW)};
 
 const gg_cpu_kernels *gg_cpu_kernels_for(gg_isa isa) { return levels[isa]; }
 

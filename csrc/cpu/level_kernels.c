@@ -2,10 +2,14 @@
 #include "cpu/simd/isa.h"
 #include "cpu/simd/parts.h"
 
-#define PAIRED_scalar NULL
-#define PAIRED_avx2 NULL
-#define PAIRED_avx512f &gg_paired_kernels_avx512f
-#define PAIRED_avx512 &gg_paired_kernels_avx512
+/* Levels with paired products. */
+#define PAIRS_avx512f 1
+#define PAIRS_avx512 1
+#if GG_JOIN(PAIRS, GG_ISA) == 1
+#define PAIRED &GG_VARIANT(gg_paired_kernels)
+#else
+#define PAIRED NULL
+#endif
 
 /* Kernels shared by a level and its variant with AMX. */
 #define KERNELS                                                                                                        \
@@ -15,7 +19,7 @@
     .choose = GG_VARIANT(gg_cpu_choose_bins), .entries = GG_VARIANT(gg_cpu_read_entries),                              \
     .layout = &GG_VARIANT(gg_cpu_layout), .attention = &GG_VARIANT(gg_cpu_attention),                                  \
     .lstm = &GG_VARIANT(gg_cpu_lstm), .gemm = &GG_VARIANT(gg_gemm_kernels),                                            \
-    .winograd = &GG_VARIANT(gg_winograd_kernels), .paired = GG_JOIN(PAIRED, GG_ISA)
+    .winograd = &GG_VARIANT(gg_winograd_kernels), .paired = PAIRED
 
 const gg_cpu_kernels GG_VARIANT(gg_cpu_kernels) = {.isa = GG_LEVEL, KERNELS};
 

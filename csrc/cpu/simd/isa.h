@@ -18,11 +18,9 @@
 #define GG_JOIN_(a, b) a##_##b
 #define GG_JOIN(a, b) GG_JOIN_(a, b)
 #define GG_VARIANT(name) GG_JOIN(name, GG_ISA)
-#define GG_LEVEL_scalar GG_ISA_SCALAR
-#define GG_LEVEL_avx2 GG_ISA_AVX2
-#define GG_LEVEL_avx512f GG_ISA_AVX512F
-#define GG_LEVEL_avx512 GG_ISA_AVX512
-#define GG_LEVEL GG_VARIANT(GG_LEVEL)
+#define GG_LEVEL_OF(NAME, name) GG_LEVEL_##name = GG_ISA_##NAME,
+enum { GG_ISAS(GG_LEVEL_OF) };
+#define GG_LEVEL ((gg_isa)GG_VARIANT(GG_LEVEL))
 
 extern const gg_cpu_elementwise GG_VARIANT(gg_cpu_elementwise);
 extern const gg_cpu_pool GG_VARIANT(gg_cpu_pool);
