@@ -25,20 +25,6 @@ void GG_VARIANT(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int6
 
 #else
 
-/* The sums over the lanes of four vectors. */
-GG_INLINE __m128 sum4(floats a, floats b, floats c, floats d) {
-#if GG_VECTOR == 16
-#define GG_HALF(v)                                                                                                     \
-    _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)v, 1)))
-#else
-#define GG_HALF(v) ((__m256)v)
-#endif
-    const __m256 ab = _mm256_hadd_ps(GG_HALF(a), GG_HALF(b)), cd = _mm256_hadd_ps(GG_HALF(c), GG_HALF(d));
-    const __m256 abcd = _mm256_hadd_ps(ab, cd);
-    return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
-#undef GG_HALF
-}
-
 typedef struct dot_tile {
     int64_t height, width, vectors; /* vectors are consecutive in both operands */
     const float *dy;
@@ -76,7 +62,7 @@ GG_INLINE void dot_run(const dot_tile *t, const int R, const int C) {
     }
     float total[GG_DOT_ROWS * GG_DOT_COLS + 3];
 #pragma GCC unroll 8
-    for (int i = 0; i < R * C; i += 4) _mm_storeu_ps(total + i, sum4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]));
+    for (int i = 0; i < R * C; i += 4) store_totals(total + i, sum[i], sum[i + 1], sum[i + 2], sum[i + 3]);
     for (int i = 0; i < R; ++i) {
         for (int j = 0; j < C; ++j) {
             float *dw = t->dw + i * t->dw_row + j;
@@ -85,19 +71,12 @@ GG_INLINE void dot_run(const dot_tile *t, const int R, const int C) {
     }
 }
 
-#if GG_VECTOR == 16
-#define ROWS(X, C) X(1, C) X(2, C) X(3, C) X(4, C) X(5, C)
-#define ALL(X) ROWS(X, 1) ROWS(X, 2) ROWS(X, 3) ROWS(X, 4) ROWS(X, 5)
-#else
-#define ROWS(X, C) X(1, C) X(2, C) X(3, C)
-#define ALL(X) ROWS(X, 1) ROWS(X, 2) ROWS(X, 3) ROWS(X, 4)
-#endif
 #define TILE(R, C)                                                                                                     \
     static __attribute__((noinline)) void dot_##R##x##C(const dot_tile *t) { dot_run(t, R, C); }
-ALL(TILE)
+GG_DOT_LIST(TILE)
 #undef TILE
 #define TILE(R, C) [R][C] = dot_##R##x##C,
-static void (*const tiles[GG_DOT_ROWS + 1][GG_DOT_COLS + 1])(const dot_tile *t) = {ALL(TILE)};
+static void (*const tiles[GG_DOT_ROWS + 1][GG_DOT_COLS + 1])(const dot_tile *t) = {GG_DOT_LIST(TILE)};
 #undef TILE
 
 void GG_VARIANT(gg_kernel_dot)(const gg_conv_dot *dot, int64_t block_begin, int64_t block_end) {

@@ -29,39 +29,12 @@
 #define TAPS 5    /* max weights along one axis */
 #define OUTPUTS 6 /* max outputs along one axis */
 
-/* Lanes, of GG_LANES, that a transform computes at a time. A row of a tile has up to eight vectors, its places eight
- * more. With sixteen registers each vector must be one register. With few registers, values between both axes lie in
- * memory, and the loops over them are not unrolled. */
-#if defined(__AVX2__) && !defined(__AVX512F__)
-#define PART (GG_LANES / 2)
+/* A row of a tile has up to eight vectors of PART lanes, its places eight more. With few registers, values between both
+ * axes lie in memory, and the loops over them are not unrolled. */
+#if PART < GG_LANES
 #define ALONG_AXIS _Pragma("GCC unroll 1")
-typedef __m256 part_f;
-static inline part_f part_load(const float *p) { return _mm256_loadu_ps(p); }
-static inline part_f part_load_first(const float *p, int n) { return _mm256_maskload_ps(p, below(n, 0)); }
-static inline void part_store(float *p, part_f v) { _mm256_storeu_ps(p, v); }
-static inline void part_store_first(float *p, int n, part_f v) { _mm256_maskstore_ps(p, below(n, 0), v); }
-static inline part_f part_set(float value) { return _mm256_set1_ps(value); }
-static inline part_f part_add(part_f a, part_f b) { return _mm256_add_ps(a, b); }
-static inline part_f part_subtract(part_f a, part_f b) { return _mm256_sub_ps(a, b); }
-static inline part_f part_multiply(part_f a, part_f b) { return _mm256_mul_ps(a, b); }
-static inline part_f part_multiply_add(part_f a, part_f b, part_f c) { return _mm256_fmadd_ps(a, b, c); }
-static inline part_f part_relu(part_f a) {
-    return _mm256_and_ps(a, _mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NLE_UQ));
-}
 #else
-#define PART GG_LANES
 #define ALONG_AXIS _Pragma("GCC unroll 8")
-typedef lanes_f part_f;
-#define part_load lanes_load_any
-#define part_load_first lanes_load_part
-#define part_store lanes_store_any
-#define part_store_first lanes_store_part
-#define part_set lanes_set
-#define part_add lanes_add
-#define part_subtract lanes_subtract
-#define part_multiply lanes_multiply
-#define part_multiply_add lanes_multiply_add
-static inline part_f part_relu(part_f a) { return lanes_choose(lanes_positive(a), a, lanes_set(0)); }
 #endif
 
 /* part_load_when: the vector at p if `inside`; otherwise zeros, without reading p. */
@@ -562,7 +535,7 @@ static void winograd_product(const gg_winograd_product *p) {
 
 #else
 
-#define PANEL (2 * GG_VECTOR)
+#define PANEL (GG_PANEL_VECTORS * GG_VECTOR)
 #define ROWS GG_TILE_ROWS
 
 enum { PACKED_WIDE, ACROSS_WIDE, LANES_WIDE, LANES_NARROW, KINDS };
@@ -580,15 +553,16 @@ GG_TILE_LIST_NARROW(NARROW_TILE, 1)
 #else
 #define NARROW(R, V)
 #endif
-GG_TILE_LIST_NARROW(WIDE_TILE, 2)
+GG_TILE_LIST_NARROW(WIDE_TILE, GG_PANEL_VECTORS)
 #undef WIDE_TILE
 #define PACKED(R, V) [R] = packed_##R,
 #define ACROSS(R, V) [R] = across_##R,
 #define LANES(R, V) [R] = lanes_##R,
-static const gg_tile_fn tiles[KINDS][GG_TILE_ROWS + 1] = {[PACKED_WIDE] = {GG_TILE_LIST_NARROW(PACKED, 2)},
-                                                          [ACROSS_WIDE] = {GG_TILE_LIST_NARROW(ACROSS, 2)},
-                                                          [LANES_WIDE] = {GG_TILE_LIST_NARROW(LANES, 2)},
-                                                          [LANES_NARROW] = {GG_TILE_LIST_NARROW(NARROW, 1)}};
+static const gg_tile_fn tiles[KINDS][GG_TILE_ROWS + 1] = {
+    [PACKED_WIDE] = {GG_TILE_LIST_NARROW(PACKED, GG_PANEL_VECTORS)},
+    [ACROSS_WIDE] = {GG_TILE_LIST_NARROW(ACROSS, GG_PANEL_VECTORS)},
+    [LANES_WIDE] = {GG_TILE_LIST_NARROW(LANES, GG_PANEL_VECTORS)},
+    [LANES_NARROW] = {GG_TILE_LIST_NARROW(NARROW, 1)}};
 #undef PACKED
 #undef ACROSS
 #undef LANES

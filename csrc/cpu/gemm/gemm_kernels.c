@@ -186,7 +186,7 @@ static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t blo
     }
 }
 
-#define PANEL (2 * GG_VECTOR)
+#define PANEL (GG_PANEL_VECTORS * GG_VECTOR)
 
 #define TILE(R, V)                                                                                                     \
     static __attribute__((noinline)) void panel_packed_##R##x##V(const gg_tile *t) {                                   \
@@ -198,17 +198,17 @@ static void gemm_multiply(const gg_multiply *p, int64_t block_begin, int64_t blo
     static __attribute__((noinline)) void panel_near_##R##x##V(const gg_tile *t) {                                     \
         gg_tile_run(t, R, V, GG_TILE_PANEL_NEAR);                                                                      \
     }
-GG_TILE_LIST_NARROW(TILE, 1)
-GG_TILE_LIST_NARROW(TILE, 2)
+GG_TILE_LIST_NARROW(TILE, GG_PANEL_HALF)
+GG_TILE_LIST_NARROW(TILE, GG_PANEL_VECTORS)
 #undef TILE
 #define PACKED(R, V) [V][R] = panel_packed_##R##x##V,
 #define ACROSS(R, V) [V][R] = panel_across_##R##x##V,
 #define NEAR(R, V) [V][R] = panel_near_##R##x##V,
 enum { PACKED_ROWS, ACROSS_ROWS, NEAR_ROWS };
-static const gg_tile_fn panel_tiles[3][3][GG_TILE_ROWS + 1] = {
-    [PACKED_ROWS] = {GG_TILE_LIST_NARROW(PACKED, 1) GG_TILE_LIST_NARROW(PACKED, 2)},
-    [ACROSS_ROWS] = {GG_TILE_LIST_NARROW(ACROSS, 1) GG_TILE_LIST_NARROW(ACROSS, 2)},
-    [NEAR_ROWS] = {GG_TILE_LIST_NARROW(NEAR, 1) GG_TILE_LIST_NARROW(NEAR, 2)}};
+static const gg_tile_fn panel_tiles[3][GG_PANEL_VECTORS + 1][GG_TILE_ROWS + 1] = {
+    [PACKED_ROWS] = {GG_TILE_LIST_NARROW(PACKED, GG_PANEL_HALF) GG_TILE_LIST_NARROW(PACKED, GG_PANEL_VECTORS)},
+    [ACROSS_ROWS] = {GG_TILE_LIST_NARROW(ACROSS, GG_PANEL_HALF) GG_TILE_LIST_NARROW(ACROSS, GG_PANEL_VECTORS)},
+    [NEAR_ROWS] = {GG_TILE_LIST_NARROW(NEAR, GG_PANEL_HALF) GG_TILE_LIST_NARROW(NEAR, GG_PANEL_VECTORS)}};
 #undef PACKED
 #undef ACROSS
 #undef NEAR
@@ -244,13 +244,13 @@ static void fetch_share(const gg_panels *p, gg_tile *t, fetching *f) {
 /* One part of the terms of one panel; t->x, t->terms, t->start, t->add and t->relu belong to the part. next: the
  * following operand, with as many terms; a piece is prefetched during each block of rows. If nothing is prefetched into
  * the L2 cache, the next block's rows are prefetched into the L1 cache. A tile reads a line of each row at once. If a
- * last panel has at most a vector of columns, only that half is computed. */
+ * last panel has columns in its first half alone, only that half is computed. */
 static void panel_part(const gg_panels *p, gg_tile *t, int64_t j, int64_t first, const float *next, fetching *used) {
     const bool across = p->a_row > 0, near = across && next == NULL && p->used == 0 && t->terms > 0;
     const int kind = near ? NEAR_ROWS : across ? ACROSS_ROWS : PACKED_ROWS;
     const int64_t blocks = gg_block_count(p->m, GG_TILE_ROWS), cols = p->n - j < PANEL ? p->n - j : PANEL;
     const int64_t least = p->m / blocks, more = p->m % blocks; /* results of gg_block_begin */
-    const int vectors = cols > GG_VECTOR ? 2 : 1;
+    const int vectors = cols > GG_PANEL_HALF * GG_VECTOR ? GG_PANEL_VECTORS : GG_PANEL_HALF;
     t->ahead_step = next != NULL ? gg_block_count(PANEL, blocks) : 0;
     for (int64_t b = 0, i = 0, rows; b < blocks; ++b, i += rows) {
         rows = least + (b < more);
@@ -312,15 +312,6 @@ static void gemm_transpose(int64_t rows, int64_t cols, const float *in, int64_t 
         for (int64_t i = j < whole_cols ? whole_rows : 0; i < rows; ++i) out[j * out_row + i] = in[i * in_row + j];
         for (int64_t i = rows; i < padded; ++i) out[j * out_row + i] = 0;
     }
-}
-
-/* y <= 0 ? 0 : dy */
-GG_INLINE floats masked(floats y, floats dy) {
-#if GG_VECTOR == 16
-    return (floats)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)y, _mm512_setzero_ps(), _CMP_NLE_UQ), (__m512)dy);
-#else
-    return (floats)_mm256_and_ps(_mm256_cmp_ps((__m256)y, _mm256_setzero_ps(), _CMP_NLE_UQ), (__m256)dy);
-#endif
 }
 
 static float mask_sum(int64_t n, const float *y, float *dy) {

@@ -5,7 +5,7 @@
 
 /* to[j*to_row + i] = from[i*from_row + j] for i, j < 16, at any alignment. */
 static inline void transpose_block(const float *from, int64_t from_row, float *to, int64_t to_row) {
-#if defined(__AVX2__)
+#ifdef TURN_SIDE
     for (int64_t i = 0; i < L; i += TURN_SIDE)
         for (int64_t j = 0; j < L; j += TURN_SIDE)
             turn_square(from + i * from_row + j, from_row, to + j * to_row + i, to_row);

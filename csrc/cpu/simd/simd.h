@@ -2,10 +2,11 @@
  *
  * A header simd_WIDTH.h implements one width:
  * - sixteen lanes as one value (lanes_*) at any width, for loops that compilers vectorise badly;
+ * - PART lanes as one value (part_*), for loops that keep sixteen values in registers; missing if PART is sixteen;
  * - single vectors (floats, vec, words, long_words, halves);
  * - transposition of squares of floats (turn_square);
  * - the shape of tiles (tile.h).
- * A new width needs one such header, and a line here.
+ * A new width needs one such header, and its lines here.
  *
  * turn_square sets to[j*to_row + i] to from[i*from_row + j] for i, j < TURN_SIDE, at any alignment.
  *
@@ -57,6 +58,21 @@ GG_INLINE vec load(const float *p) { return *(const floats *)p; }
 #include "cpu/simd/simd_avx2.h"
 #else
 #include "cpu/simd/simd_scalar.h"
+#endif
+
+#ifndef PART
+#define PART GG_LANES
+typedef lanes_f part_f;
+#define part_load lanes_load_any
+#define part_load_first lanes_load_part
+#define part_store lanes_store_any
+#define part_store_first lanes_store_part
+#define part_set lanes_set
+#define part_add lanes_add
+#define part_subtract lanes_subtract
+#define part_multiply lanes_multiply
+#define part_multiply_add lanes_multiply_add
+static inline part_f part_relu(part_f a) { return lanes_choose(lanes_positive(a), a, lanes_set(0)); }
 #endif
 
 /* The value that a partner reads for v if bfloat16 is sent. */

@@ -6,12 +6,18 @@
 #define GG_MAX(a, b) ((floats)_mm256_max_ps((__m256)(a), (__m256)(b)))
 #define GG_TILE_ROWS 6
 #define GG_TILE_WIDE 2
+#define GG_PANEL_VECTORS 2
+#define GG_PANEL_HALF 1
 #define GG_DOT_ROWS 3
 #define GG_DOT_COLS 4
 
 /* All tile shapes, as X(rows, vectors). */
 #define GG_TILE_LIST_NARROW(X, V) X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V)
 #define GG_TILE_LIST_WIDE(X) X(1, 4) X(2, 4)
+
+/* All shapes of tiles of dot products, as X(rows, columns). */
+#define GG_DOT_LIST_OF(X, C) X(1, C) X(2, C) X(3, C)
+#define GG_DOT_LIST(X) GG_DOT_LIST_OF(X, 1) GG_DOT_LIST_OF(X, 2) GG_DOT_LIST_OF(X, 3) GG_DOT_LIST_OF(X, 4)
 
 /* ---- sixteen lanes ---- */
 
@@ -126,6 +132,23 @@ static inline lanes_f lanes_first_or(int n, lanes_f v, lanes_f other) {
                       _mm256_blendv_ps(other.half[1], v.half[1], _mm256_castsi256_ps(below(n, 8)))}};
 }
 
+/* ---- a part of the lanes ---- */
+
+#define PART 8
+typedef __m256 part_f;
+static inline part_f part_load(const float *p) { return _mm256_loadu_ps(p); }
+static inline part_f part_load_first(const float *p, int n) { return _mm256_maskload_ps(p, below(n, 0)); }
+static inline void part_store(float *p, part_f v) { _mm256_storeu_ps(p, v); }
+static inline void part_store_first(float *p, int n, part_f v) { _mm256_maskstore_ps(p, below(n, 0), v); }
+static inline part_f part_set(float value) { return _mm256_set1_ps(value); }
+static inline part_f part_add(part_f a, part_f b) { return _mm256_add_ps(a, b); }
+static inline part_f part_subtract(part_f a, part_f b) { return _mm256_sub_ps(a, b); }
+static inline part_f part_multiply(part_f a, part_f b) { return _mm256_mul_ps(a, b); }
+static inline part_f part_multiply_add(part_f a, part_f b, part_f c) { return _mm256_fmadd_ps(a, b, c); }
+static inline part_f part_relu(part_f a) {
+    return _mm256_and_ps(a, _mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NLE_UQ));
+}
+
 /* ---- vectors ---- */
 
 GG_INLINE vec load_narrow(const uint16_t *p) {
@@ -157,6 +180,16 @@ GG_INLINE long_words low_product(long_words a, long_words b) {
 }
 
 GG_INLINE void fence(void) { _mm_sfence(); }
+
+GG_INLINE floats masked(floats y, floats dy) {
+    return (floats)_mm256_and_ps(_mm256_cmp_ps((__m256)y, _mm256_setzero_ps(), _CMP_NLE_UQ), (__m256)dy);
+}
+
+GG_INLINE void store_totals(float *to, floats a, floats b, floats c, floats d) {
+    const __m256 ab = _mm256_hadd_ps((__m256)a, (__m256)b), cd = _mm256_hadd_ps((__m256)c, (__m256)d);
+    const __m256 abcd = _mm256_hadd_ps(ab, cd);
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1)));
+}
 
 /* ---- transposition ---- */
 

@@ -6,13 +6,20 @@
 #define GG_MAX(a, b) ((floats)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define GG_TILE_ROWS 14 /* rows of a tile two vectors wide: 28 accumulators, 2 vectors, 1 scalar of 32 registers */
 #define GG_TILE_WIDE 6  /* rows of a tile four vectors wide */
-#define GG_DOT_ROWS 5   /* a tile of dot products is this by GG_DOT_COLS */
+#define GG_PANEL_VECTORS 2
+#define GG_PANEL_HALF 1
+#define GG_DOT_ROWS 5 /* a tile of dot products is this by GG_DOT_COLS */
 #define GG_DOT_COLS 5
 
 /* All tile shapes, as X(rows, vectors). */
 #define GG_TILE_LIST_NARROW(X, V)                                                                                      \
     X(1, V) X(2, V) X(3, V) X(4, V) X(5, V) X(6, V) X(7, V) X(8, V) X(9, V) X(10, V) X(11, V) X(12, V) X(13, V) X(14, V)
 #define GG_TILE_LIST_WIDE(X) X(1, 4) X(2, 4) X(3, 4) X(4, 4) X(5, 4) X(6, 4)
+
+/* All shapes of tiles of dot products, as X(rows, columns). */
+#define GG_DOT_LIST_OF(X, C) X(1, C) X(2, C) X(3, C) X(4, C) X(5, C)
+#define GG_DOT_LIST(X)                                                                                                 \
+    GG_DOT_LIST_OF(X, 1) GG_DOT_LIST_OF(X, 2) GG_DOT_LIST_OF(X, 3) GG_DOT_LIST_OF(X, 4) GG_DOT_LIST_OF(X, 5)
 
 /* ---- sixteen lanes ---- */
 
@@ -87,6 +94,20 @@ GG_INLINE long_words low_product(long_words a, long_words b) {
 }
 
 GG_INLINE void fence(void) { _mm_sfence(); }
+
+GG_INLINE floats masked(floats y, floats dy) {
+    return (floats)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)y, _mm512_setzero_ps(), _CMP_NLE_UQ), (__m512)dy);
+}
+
+GG_INLINE __m256 both_halves(floats v) {
+    return _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)v, 1)));
+}
+GG_INLINE void store_totals(float *to, floats a, floats b, floats c, floats d) {
+    const __m256 ab = _mm256_hadd_ps(both_halves(a), both_halves(b)),
+                 cd = _mm256_hadd_ps(both_halves(c), both_halves(d));
+    const __m256 abcd = _mm256_hadd_ps(ab, cd);
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1)));
+}
 
 /* ---- transposition ---- */
 

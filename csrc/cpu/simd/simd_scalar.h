@@ -161,4 +161,8 @@ GG_INLINE long_words low_product(long_words a, long_words b) { return (a & 0xfff
 /* Orders non-temporal stores before later stores, as seen by other cores. */
 GG_INLINE void fence(void) {}
 
+/* Levels with tiles also have:
+ * masked(y, dy): y <= 0 ? 0 : dy, so dy where y is NaN;
+ * store_totals(to, a, b, c, d): the sums over the lanes of each of four vectors. */
+
 #endif

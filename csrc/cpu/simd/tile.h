@@ -2,7 +2,11 @@
  *
  * A tile is R rows by V vectors of the output. The tile stays in registers for the whole sum. Each term loads V
  * vectors, broadcasts each of R scalars and multiplies them. R*V accumulators hide the latency of the multiply-adds. R
- * + V loads for R*V multiply-adds leave the load ports idle half of the time. The scalar build does not use tiles. */
+ * + V loads for R*V multiply-adds leave the load ports idle half of the time. The scalar build does not use tiles.
+ *
+ * A level's header names its shapes: GG_TILE_ROWS rows by up to two vectors, GG_TILE_WIDE rows by four, panels of
+ * GG_PANEL_VECTORS vectors or half of that, and dot products of GG_DOT_ROWS by GG_DOT_COLS. A panel has at least
+ * GG_LANES columns. */
 #ifndef GG_CPU_SIMD_TILE_H
 #define GG_CPU_SIMD_TILE_H
 
