@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal, NoReturn, get_args
 
@@ -83,7 +84,13 @@ class Layer:
     units_keyword = ""  # the keyword of its number of units; "": it has no units of its own
     extent_keywords: tuple[str, ...] = ()  # keywords that count units of other layers: of a Pad, or a Slice
 
+    keywords: tuple[str, ...] = ()  # of the constructor, without the name and those of Trained; attributes hold them
+    core_names: Mapping[str, str] = {}  # the core's name of a keyword, where it has another
+
     def __init_subclass__(cls) -> None:
+        if "kind" in vars(cls):  # a user's subclass of a layer may have other parameters
+            parameters = list(inspect.signature(cls.__init__).parameters)
+            cls.keywords = tuple(one for one in parameters if one not in ("self", "more", "name", "lr", "weight_decay"))
         named_keywords(cls)
 
     def __init__(self, name: str | None = None) -> None:
@@ -100,11 +107,12 @@ class Layer:
 
     def options(self) -> dict[str, Any]:
         """The core's options for this kind, besides name and inputs."""
-        return {}
+        return {self.core_names.get(key, key): getattr(self, key) for key in self.keywords}
 
     def config(self) -> dict[str, Any]:
-        """The constructor's keywords, without the name and those of Trained, in terms of JSON."""
-        return {}
+        """`keywords` and their values in terms of JSON; None for an empty tuple."""
+        own = {key: getattr(self, key) for key in self.keywords}
+        return {key: list(value) or None if isinstance(value, tuple) else value for key, value in own.items()}
 
     def described(self) -> dict[str, Any]:
         """All keywords of the constructor except the name, in terms of JSON."""
@@ -172,6 +180,7 @@ class Conv2d(Trained):
     """
 
     kind, prefix, units_keyword = "conv2d", "conv", "out"
+    core_names = {"out": "outputs"}
 
     def __init__(
         self,
@@ -203,16 +212,6 @@ class Conv2d(Trained):
         self.weight_init = _init("weight_init", weight_init)
         self.bias_init = _init("bias_init", bias_init)
 
-    def options(self) -> dict[str, Any]:
-        named = self.__dict__
-        keys = ("kernel", "stride", "padding", "dilation", "groups", "bias", "weight_init", "bias_init")
-        return {"outputs": self.out} | {key: named[key] for key in keys}
-
-    def config(self) -> dict[str, Any]:
-        config = {"out": self.out} | self.options()
-        del config["outputs"]
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in config.items()}
-
 
 class Linear(Trained):
     """out = weight x + bias: `out` features from those of the last axis, which are inferred: (n,) becomes (out,), and a
@@ -222,6 +221,7 @@ class Linear(Trained):
     """
 
     kind, prefix, units_keyword = "linear", "fc", "out"
+    core_names = {"out": "outputs"}
 
     def __init__(
         self,
@@ -240,14 +240,6 @@ class Linear(Trained):
         self.bias = flag("bias", bias)
         self.weight_init = _init("weight_init", weight_init)
         self.bias_init = _init("bias_init", bias_init)
-
-    def options(self) -> dict[str, Any]:
-        named = self.__dict__
-        return {"outputs": self.out} | {key: named[key] for key in ("bias", "weight_init", "bias_init")}
-
-    def config(self) -> dict[str, Any]:
-        inits = {"weight_init": list(self.weight_init), "bias_init": list(self.bias_init)}
-        return {"out": self.out, "bias": self.bias} | inits
 
 
 class _Pool2d(Layer):
@@ -271,13 +263,6 @@ class _Pool2d(Layer):
         self.ceil_mode = flag("ceil_mode", ceil_mode)
         if any(2 * p > k for p, k in zip(self.padding, self.kernel, strict=True)):
             raise ValueError(f"padding={padding!r}: allowed: at most half of kernel={self.kernel}")
-
-    def options(self) -> dict[str, Any]:
-        named = self.__dict__
-        return {key: named[key] for key in ("kernel", "stride", "padding", "dilation", "ceil_mode")}
-
-    def config(self) -> dict[str, Any]:
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in self.options().items()}
 
 
 class MaxPool2d(_Pool2d):
@@ -313,11 +298,6 @@ class AvgPool2d(_Pool2d):
         super().__init__(kernel, stride, padding=padding, ceil_mode=ceil_mode, name=name)
         self.count_include_pad = flag("count_include_pad", count_include_pad)
 
-    def options(self) -> dict[str, Any]:
-        options = super().options() | {"count_include_pad": self.count_include_pad}
-        del options["dilation"]
-        return options
-
 
 class AdaptiveAvgPool2d(Layer):
     """The means of windows that divide an image of any size into `output_size`: one integer, or (height, width); None:
@@ -338,18 +318,14 @@ class AdaptiveAvgPool2d(Layer):
     def options(self) -> dict[str, Any]:
         return {"output_size": tuple(one or 0 for one in self.output_size)}
 
-    def config(self) -> dict[str, Any]:
-        return {"output_size": list(self.output_size)}
-
 
 class GlobalAvgPool2d(AdaptiveAvgPool2d):
     """The mean of each channel: (channels, height, width) becomes (channels, 1, 1); Flatten makes (channels,) of it."""
 
+    keywords = ()
+
     def __init__(self, name: str | None = None) -> None:
         super().__init__(1, name)
-
-    def config(self) -> dict[str, Any]:
-        return {}
 
 
 class ReLU(Layer):
@@ -380,16 +356,11 @@ class Dropout(Layer):
     """In training sets each value to 0 with probability p, and divides the others by 1 - p (Srivastava et al. 2014)."""
 
     kind, prefix = "dropout", "dropout"
+    core_names = {"p": "probability"}
 
     def __init__(self, p: float = 0.5, name: str | None = None) -> None:
         super().__init__(name)
         self.p = number("p", p, 0.0, below=1.0)
-
-    def options(self) -> dict[str, Any]:
-        return {"probability": self.p}
-
-    def config(self) -> dict[str, Any]:
-        return {"p": self.p}
 
 
 class Add(Layer):
@@ -424,12 +395,6 @@ class _BatchNorm(Trained):
         self.momentum = number("momentum", momentum, 0.0, 1.0)
         self.affine = flag("affine", affine)
         self.track_running_stats = flag("track_running_stats", track_running_stats)
-
-    def options(self) -> dict[str, Any]:
-        named = self.__dict__
-        return {key: named[key] for key in ("eps", "momentum", "affine", "track_running_stats")}
-
-    config = options
 
 
 class BatchNorm1d(_BatchNorm):
@@ -493,10 +458,6 @@ class LayerNorm(Trained):
         shape = {"normalized_shape": self.normalized_shape} if self.normalized_shape else {}
         return shape | {"eps": self.eps, "affine": self.elementwise_affine, "bias": self.bias}
 
-    def config(self) -> dict[str, Any]:
-        shape, affine = list(self.normalized_shape) or None, self.elementwise_affine
-        return {"normalized_shape": shape, "eps": self.eps, "elementwise_affine": affine, "bias": self.bias}
-
 
 class RMSNorm(LayerNorm):
     """Root mean square normalisation (Zhang and Sennrich 2019): each sample is divided, over its last axes, by the
@@ -529,9 +490,6 @@ class RMSNorm(LayerNorm):
             name=name,
         )
 
-    def config(self) -> dict[str, Any]:
-        return {key: value for key, value in super().config().items() if key != "bias"}
-
 
 class GroupNorm(Trained):
     """Group normalisation (Wu and He 2018) of (channels, ...), with any or no sizes behind the channels: each sample's
@@ -563,11 +521,6 @@ class GroupNorm(Trained):
         self.eps = number("eps", eps, 0.0)
         self.affine = flag("affine", affine)
 
-    def options(self) -> dict[str, Any]:
-        return {"groups": self.groups, "eps": self.eps, "affine": self.affine}
-
-    config = options
-
 
 class LocalResponseNorm(Layer):
     """Local response normalisation (Krizhevsky et al. 2012) of (channels, ...): x / (k + alpha*mean)^beta. The mean is
@@ -585,11 +538,6 @@ class LocalResponseNorm(Layer):
         self.beta = number("beta", beta)
         self.k = number("k", k)
 
-    def options(self) -> dict[str, Any]:
-        return {"size": self.size, "alpha": self.alpha, "beta": self.beta, "k": self.k}
-
-    config = options
-
 
 class Softmax(Layer):
     """exp(x) over its sum along one axis. dim counts as in PyTorch: -1 is the last axis, 1 the sample's first (0 would
@@ -604,11 +552,6 @@ class Softmax(Layer):
         if self.dim == 0:
             raise ValueError("dim=0: that is the batch; allowed: 1 for the sample's first axis, -1 for the last, ...")
 
-    def options(self) -> dict[str, Any]:
-        return {"dim": self.dim}
-
-    config = options
-
 
 class LeakyReLU(Layer):
     """x if positive, else negative_slope*x."""
@@ -618,11 +561,6 @@ class LeakyReLU(Layer):
     def __init__(self, negative_slope: float = 0.01, name: str | None = None) -> None:
         super().__init__(name)
         self.negative_slope = number("negative_slope", negative_slope)
-
-    def options(self) -> dict[str, Any]:
-        return {"negative_slope": self.negative_slope}
-
-    config = options
 
 
 class GELU(Layer):
@@ -638,9 +576,6 @@ class GELU(Layer):
 
     def options(self) -> dict[str, Any]:
         return {"tanh_form": self.approximate == "tanh"}
-
-    def config(self) -> dict[str, Any]:
-        return {"approximate": self.approximate}
 
 
 KINDS: dict[str, type[Layer]] = {

@@ -31,6 +31,7 @@ class Embedding(Trained):
     """
 
     kind, prefix = "embedding", "embedding"
+    core_names = {"num": "numbers", "dim": "outputs"}
 
     def __init__(
         self,
@@ -47,12 +48,6 @@ class Embedding(Trained):
         self.num = integer("num", num, 1)
         self.dim = integer("dim", dim, 1)
         self.weight_init = _init("weight_init", weight_init)
-
-    def options(self) -> dict[str, Any]:
-        return {"numbers": self.num, "outputs": self.dim, "weight_init": self.weight_init}
-
-    def config(self) -> dict[str, Any]:
-        return {"num": self.num, "dim": self.dim, "weight_init": list(self.weight_init)}
 
 
 class PositionEmbedding(Trained):
@@ -80,9 +75,6 @@ class PositionEmbedding(Trained):
     def options(self) -> dict[str, Any]:
         return {"numbers": self.num or 0, "weight_init": self.weight_init}
 
-    def config(self) -> dict[str, Any]:
-        return {"num": self.num, "weight_init": list(self.weight_init)}
-
 
 class Reshape(Layer):
     """The values of a sample, in their order, under another shape: Reshape((8, -1)); one size may be -1, the
@@ -96,12 +88,6 @@ class Reshape(Layer):
         if 0 in self.shape or self.shape.count(-1) > 1:
             raise ValueError(f"shape={self.shape}: allowed: sizes of at least 1, and one -1 at most")
 
-    def options(self) -> dict[str, Any]:
-        return {"shape": self.shape}
-
-    def config(self) -> dict[str, Any]:
-        return {"shape": list(self.shape)}
-
 
 class Permute(Layer):
     """The axes of a sample in another order, as NumPy's transpose: Permute((1, 0)) makes (T, C) of (C, T)."""
@@ -113,12 +99,6 @@ class Permute(Layer):
         self.order = _sizes("order", order, 0)
         if sorted(self.order) != list(range(len(self.order))):
             raise ValueError(f"order={self.order}: allowed: each axis of a sample once, as (1, 0)")
-
-    def options(self) -> dict[str, Any]:
-        return {"order": self.order}
-
-    def config(self) -> dict[str, Any]:
-        return {"order": list(self.order)}
 
 
 class Slice(Layer):
@@ -140,12 +120,7 @@ class Slice(Layer):
         self.step = integer("step", step, 1)
 
     def options(self) -> dict[str, Any]:
-        return {"axis": self.axis, "begin": self.begin, "end": HIGHEST if self.end is None else self.end} | {
-            "step": self.step
-        }
-
-    def config(self) -> dict[str, Any]:
-        return {"axis": self.axis, "begin": self.begin, "end": self.end, "step": self.step}
+        return super().options() | {"end": HIGHEST if self.end is None else self.end}
 
 
 class Pad(Layer):
@@ -162,9 +137,6 @@ class Pad(Layer):
     def options(self) -> dict[str, Any]:
         return {"axis": self.axis, "pads": (self.before, self.behind)}
 
-    def config(self) -> dict[str, Any]:
-        return {"axis": self.axis, "before": self.before, "behind": self.behind}
-
 
 class Attention(Layer):
     """Attention (Vaswani et al. 2017) on packed queries, keys and values: (T, 3C) becomes (T, C).
@@ -180,18 +152,13 @@ class Attention(Layer):
     """
 
     kind, prefix, inputs, units_keyword = "attention", "attention", (1, 2), "heads"
+    core_names = {"dropout": "probability"}
 
     def __init__(self, heads: int, *, causal: bool = False, dropout: float = 0.0, name: str | None = None) -> None:
         super().__init__(name)
         self.heads = integer("heads", heads, 1)
         self.causal = flag("causal", causal)
         self.dropout = number("dropout", dropout, 0.0, below=1.0)
-
-    def options(self) -> dict[str, Any]:
-        return {"heads": self.heads, "causal": self.causal, "probability": self.dropout}
-
-    def config(self) -> dict[str, Any]:
-        return {"heads": self.heads, "causal": self.causal, "dropout": self.dropout}
 
 
 class MultiHeadAttention(Trained):
@@ -205,6 +172,7 @@ class MultiHeadAttention(Trained):
     """
 
     kind, prefix, inputs, units_keyword = "multi_head", "attention", (1, 2), "heads"
+    core_names = {"embed": "outputs", "dropout": "probability"}
 
     def __init__(
         self,
@@ -232,16 +200,6 @@ class MultiHeadAttention(Trained):
         self.bias = flag("bias", bias)
         self.weight_init = _init("weight_init", weight_init)
 
-    def options(self) -> dict[str, Any]:
-        named = self.__dict__
-        keys = ("heads", "head_size", "causal", "bias", "weight_init")
-        return {"outputs": self.embed, "probability": self.dropout} | {key: named[key] for key in keys}
-
-    def config(self) -> dict[str, Any]:
-        named = self.__dict__
-        plain = {key: named[key] for key in ("embed", "heads", "head_size", "causal", "dropout", "bias")}
-        return plain | {"weight_init": list(self.weight_init)}
-
 
 class LSTM(Trained):
     """Long short-term memory (Hochreiter and Schmidhuber 1997): (T, n) becomes (T, hidden), as PyTorch's LSTM.
@@ -258,6 +216,7 @@ class LSTM(Trained):
     """
 
     kind, prefix, units_keyword = "lstm", "lstm", "hidden"
+    core_names = {"hidden": "outputs", "dropout": "probability"}
 
     def __init__(
         self,
@@ -282,16 +241,6 @@ class LSTM(Trained):
         self.stateful = flag("stateful", stateful)
         self.weight_init = _init("weight_init", weight_init)
         self.bias_init = _init("bias_init", bias_init)
-
-    def options(self) -> dict[str, Any]:
-        named = self.__dict__
-        keys = ("layers", "bias", "stateful", "weight_init", "bias_init")
-        return {"outputs": self.hidden, "probability": self.dropout} | {key: named[key] for key in keys}
-
-    def config(self) -> dict[str, Any]:
-        named = self.__dict__
-        plain = {key: named[key] for key in ("hidden", "layers", "bias", "dropout", "stateful")}
-        return plain | {"weight_init": list(self.weight_init), "bias_init": list(self.bias_init)}
 
 
 _OWN = (Embedding, PositionEmbedding, Reshape, Permute, Slice, Pad, Attention, MultiHeadAttention, LSTM)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from gossipgrad.layers import AdaptiveAvgPool2d, BatchNorm2d, Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, ReLU
 from gossipgrad.model import Model
@@ -11,6 +13,7 @@ from gossipgrad.models.building import Shape, at_least, chain, fan_out, image, n
 
 # Convolutions of each of the five stages; their widths are 64, 128, 256, 512 and 512.
 _STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+_Made = TypeVar("_Made", bound=Callable[..., Any])
 
 
 def _vgg(depth: int, classes: int, input: Shape, dropout: float, batch_norm: bool, hidden: int, width: int) -> Model:
@@ -63,57 +66,6 @@ def vgg11(
 
 
 @network
-def vgg13(
-    classes: int = 1000,
-    input: Shape = (3, 224, 224),
-    dropout: float = 0.5,
-    *,
-    batch_norm: bool = False,
-    hidden: int = 4096,
-    width: int = 64,
-) -> Model:
-    """VGG-13: 133,047,848 parameters at 1000 classes; loss "cross_entropy". Names and initial weights of torchvision.
-
-    Arguments as of vgg11.
-    """
-    return _vgg(13, classes, input, dropout, batch_norm, hidden, width)
-
-
-@network
-def vgg16(
-    classes: int = 1000,
-    input: Shape = (3, 224, 224),
-    dropout: float = 0.5,
-    *,
-    batch_norm: bool = False,
-    hidden: int = 4096,
-    width: int = 64,
-) -> Model:
-    """VGG-16: 138,357,544 parameters at 1000 classes; loss "cross_entropy". Names and initial weights of torchvision.
-
-    Arguments as of vgg11.
-    """
-    return _vgg(16, classes, input, dropout, batch_norm, hidden, width)
-
-
-@network
-def vgg19(
-    classes: int = 1000,
-    input: Shape = (3, 224, 224),
-    dropout: float = 0.5,
-    *,
-    batch_norm: bool = False,
-    hidden: int = 4096,
-    width: int = 64,
-) -> Model:
-    """VGG-19: 143,667,240 parameters at 1000 classes; loss "cross_entropy". Names and initial weights of torchvision.
-
-    Arguments as of vgg11.
-    """
-    return _vgg(19, classes, input, dropout, batch_norm, hidden, width)
-
-
-@network
 def vgg11_bn(
     classes: int = 1000, input: Shape = (3, 224, 224), dropout: float = 0.5, *, hidden: int = 4096, width: int = 64
 ) -> Model:
@@ -121,25 +73,24 @@ def vgg11_bn(
     return _vgg(11, classes, input, dropout, True, hidden, width)
 
 
-@network
-def vgg13_bn(
-    classes: int = 1000, input: Shape = (3, 224, 224), dropout: float = 0.5, *, hidden: int = 4096, width: int = 64
-) -> Model:
-    """vgg13(batch_norm=True)."""
-    return _vgg(13, classes, input, dropout, True, hidden, width)
+def _deeper(form: _Made, depth: int, text: str) -> _Made:
+    """vgg11 or vgg11_bn with another depth and docstring."""
+    signature = inspect.signature(form)
+
+    @functools.wraps(form)
+    def made(*args: Any, **kwargs: Any) -> Model:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return _vgg(depth, **{"batch_norm": True} | given.arguments)
+
+    made.__name__ = made.__qualname__ = form.__name__.replace("11", str(depth))
+    made.__doc__ = text
+    return cast(_Made, network(made))
 
 
-@network
-def vgg16_bn(
-    classes: int = 1000, input: Shape = (3, 224, 224), dropout: float = 0.5, *, hidden: int = 4096, width: int = 64
-) -> Model:
-    """vgg16(batch_norm=True)."""
-    return _vgg(16, classes, input, dropout, True, hidden, width)
-
-
-@network
-def vgg19_bn(
-    classes: int = 1000, input: Shape = (3, 224, 224), dropout: float = 0.5, *, hidden: int = 4096, width: int = 64
-) -> Model:
-    """vgg19(batch_norm=True)."""
-    return _vgg(19, classes, input, dropout, True, hidden, width)
+vgg13 = _deeper(vgg11, 13, "VGG-13: 133,047,848 parameters at 1000 classes. Arguments as of vgg11.")
+vgg16 = _deeper(vgg11, 16, "VGG-16: 138,357,544 parameters at 1000 classes. Arguments as of vgg11.")
+vgg19 = _deeper(vgg11, 19, "VGG-19: 143,667,240 parameters at 1000 classes. Arguments as of vgg11.")
+vgg13_bn = _deeper(vgg11_bn, 13, "vgg13(batch_norm=True).")
+vgg16_bn = _deeper(vgg11_bn, 16, "vgg16(batch_norm=True).")
+vgg19_bn = _deeper(vgg11_bn, 19, "vgg19(batch_norm=True).")
