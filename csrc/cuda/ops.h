@@ -57,8 +57,6 @@ gg_status gg_cuda_linear_create(gg_device *device, const gg_op_desc *desc, gg_op
 gg_status gg_cuda_attention_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 /* Uses cuDNN. Uses our own LSTM if cuDNN refuses, or in float32 if our own computes a position in one kernel. */
 gg_status gg_cuda_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
-bool gg_cuda_own_lstm_steps(gg_device *device, const gg_op_desc *desc);
-gg_status gg_cuda_own_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_activation_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_add_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 gg_status gg_cuda_dropout_create(gg_device *device, const gg_op_desc *desc, gg_op **out);

@@ -13,12 +13,10 @@
 #include <limits.h>
 
 #include "base/memory.h"
-#include "cuda/kernels_nn.h"
-#include "cuda/ops.h"
+#include "cuda/recurrent/lstm_private.h"
 
-enum { INPUT_GATES = 0, STATE_GATES = 4, GATES = 4 };               /* cuDNN's numbers of the matrices of a layer */
-enum { STATE_ALIGNMENT = 32 };                                      /* elements: at least 64 bytes */
-enum { WEIGHT_IH = 0, WEIGHT_HH, BIAS_IH, BIAS_HH, MAX_KINDS = 4 }; /* parameters of a layer */
+enum { INPUT_GATES = 0, STATE_GATES = 4, GATES = 4 }; /* cuDNN's numbers of the matrices of a layer */
+enum { STATE_ALIGNMENT = 32 };                        /* elements: at least 64 bytes */
 
 /* A copy between parameters and weight spaces: values [begin, begin + count) of a parameter. `second` is another
  * parameter if two biases become one. */
@@ -105,20 +103,6 @@ static const void *input_of(const lstm_op *op, const gg_op_args *args, const lst
     return base_of(op, args) + (args->evaluate ? run[-1].states_at : run[-1].dropped_at);
 }
 
-static void drop_rows(const lstm_op *op, const gg_op_args *args, const lstm_run *run, const void *in, void *out) {
-    const gg_op_desc *desc = &op->head.desc;
-    const int64_t rows = op->batch * op->positions;
-    const gg_cuda_dropout_rows_args own = {
-        .rows = rows,
-        .length = op->hidden,
-        .first_row = run->first * rows,
-        .draw = {.seed = desc->seed, .step = args->step, .rank = args->rank, .probability = desc->probability},
-        .dtype = op->dtype,
-        .in = in,
-        .out = out};
-    gg_cuda_dropout_rows(gg_cuda_compute(op->device), &own);
-}
-
 /* ------------------------------------------------------------------------------------------ weight spaces */
 
 /* Copies the parameters to a space, or a space to the gradients. */
@@ -152,36 +136,33 @@ static gg_status lstm_prepare(gg_op *head, const gg_op_args *args, gg_pass pass)
 
 /* ------------------------------------------------------------------------------------------ running */
 
+/* States and cells of all layers, at base + at[0] and at[1]. */
+static gg_cuda_lstm_state_args all_states(const lstm_op *op, const gg_op_args *args, char *base, const size_t at[2]) {
+    return (gg_cuda_lstm_state_args){.layers = op->layers,
+                                     .batch = op->batch,
+                                     .hidden = op->hidden,
+                                     .step = state_step(op),
+                                     .dtype = op->dtype,
+                                     .carried = args->carried,
+                                     .states = base + at[0],
+                                     .cells = base + at[1]};
+}
+
 /* The initial states of all layers are saved, because backward reads them. */
 static void begin_states(const lstm_op *op, const gg_op_args *args) {
-    char *base = base_of(op, args);
-    const gg_cuda_lstm_state_args states = {.layers = op->layers,
-                                            .batch = op->batch,
-                                            .hidden = op->hidden,
-                                            .step = state_step(op),
-                                            .dtype = op->dtype,
-                                            .carried = args->carried,
-                                            .states = base + op->begin_at[0],
-                                            .cells = base + op->begin_at[1]};
+    const gg_cuda_lstm_state_args begin = all_states(op, args, base_of(op, args), op->begin_at);
+    void *const all[2] = {begin.states, begin.cells};
     if (!op->head.desc.stateful) return;
-    if (args->carried != NULL) gg_cuda_lstm_begin(gg_cuda_compute(op->device), &states);
+    if (args->carried != NULL) gg_cuda_lstm_begin(gg_cuda_compute(op->device), &begin);
     else
         for (int i = 0; i < 2; ++i)
-            gg_cuda_memory.zero(&op->device->head, GG_QUEUE_COMPUTE, base + op->begin_at[i],
+            gg_cuda_memory.zero(&op->device->head, GG_QUEUE_COMPUTE, all[i],
                                 bytes_of(op, state_values(op, op->layers)));
 }
 
 static void end_states(const lstm_op *op, const gg_op_args *args) {
-    char *scratch = args->scratch;
-    const gg_cuda_lstm_state_args states = {.layers = op->layers,
-                                            .batch = op->batch,
-                                            .hidden = op->hidden,
-                                            .step = state_step(op),
-                                            .dtype = op->dtype,
-                                            .carried = args->carried,
-                                            .states = scratch + op->end_at[0],
-                                            .cells = scratch + op->end_at[1]};
-    if (op->head.desc.stateful && args->carried != NULL) gg_cuda_lstm_end(gg_cuda_compute(op->device), &states);
+    const gg_cuda_lstm_state_args end = all_states(op, args, args->scratch, op->end_at);
+    if (op->head.desc.stateful && args->carried != NULL) gg_cuda_lstm_end(gg_cuda_compute(op->device), &end);
 }
 
 static gg_status run_forward(lstm_op *op, const gg_op_args *args, const lstm_run *run) {
@@ -206,7 +187,8 @@ static gg_status lstm_forward(gg_op *head, const gg_op_args *args) {
     for (lstm_run *run = op->run; run < op->run + op->runs; ++run) {
         GG_TRY(run_forward(op, args, run));
         if (!is_last(op, run) && !args->evaluate)
-            drop_rows(op, args, run, states_of(op, args, run), base_of(op, args) + run->dropped_at);
+            gg_cuda_lstm_drop(op->device, &head->desc, args, op->dtype, run->first, states_of(op, args, run),
+                              base_of(op, args) + run->dropped_at);
     }
     end_states(op, args);
     return gg_cuda_op_done(op->device, "an LSTM");
@@ -241,7 +223,7 @@ static gg_status lstm_backward(gg_op *head, const gg_op_args *args) {
         void *dx = r > 0 ? scratch + op->error_at[r % 2] : args->grad_input[0];
         if (dx == NULL) dx = scratch + op->input_error_at;
         GG_TRY(run_backward(op, args, run, dy, dx));
-        if (r > 0) drop_rows(op, args, run - 1, dx, dx);
+        if (r > 0) gg_cuda_lstm_drop(op->device, &head->desc, args, op->dtype, run[-1].first, dx, dx);
         dy = dx;
     }
     move_parts(op, gg_cuda_workspace(scratch + op->gradients_at), args, true);
@@ -360,7 +342,7 @@ static void add_part(lstm_op *op, const lstm_part *part) {
 static gg_status find_gate(lstm_op *op, const lstm_run *run, int64_t layer, int number) {
     const bool of_input = number < STATE_GATES, biased = op->head.desc.bias && of_input;
     const int64_t inputs = of_input && layer == 0 ? run->inputs : op->hidden, gate = number % GATES;
-    const int first = (int)(run->first + layer) * (op->head.desc.bias ? 4 : 2);
+    const int first = gg_cuda_lstm_first(&op->head.desc, run->first + layer);
     const size_t bytes = gg_dtype_size(op->dtype);
     const void *base = op->device->bad; /* only offsets are wanted: any address of the device works */
     void *matrix = NULL, *bias = NULL;

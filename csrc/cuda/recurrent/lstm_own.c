@@ -13,10 +13,7 @@
  * - with dropout, the next layer's input.
  * Training saves them; otherwise all layers share one memory. */
 #include "cuda/gemm/product.h"
-#include "cuda/kernels_nn.h"
-#include "cuda/ops.h"
-
-enum { WEIGHT_IH = 0, WEIGHT_HH, BIAS_IH, BIAS_HH };
+#include "cuda/recurrent/lstm_private.h"
 
 /* The first layer, and all others, whose inputs are states. */
 enum { FIRST = 0, OTHERS, LAYER_KINDS };
@@ -50,11 +47,11 @@ typedef struct lstm_layer {
 } lstm_layer;
 
 static const float *parameter_of(const lstm_layer *l, int which) {
-    return l->args->parameter[l->number * (l->op->head.desc.bias ? 4 : 2) + which];
+    return l->args->parameter[gg_cuda_lstm_first(&l->op->head.desc, l->number) + which];
 }
 
 static float *gradient_of(const lstm_layer *l, int which) {
-    return l->args->gradient[l->number * (l->op->head.desc.bias ? 4 : 2) + which];
+    return l->args->gradient[gg_cuda_lstm_first(&l->op->head.desc, l->number) + which];
 }
 
 static int kind_of(const lstm_layer *l) { return l->number == 0 ? FIRST : OTHERS; }
@@ -96,20 +93,6 @@ static void copy_rows(const lstm_op *op, int64_t rows, int64_t values, const flo
     const gg_cuda_copy_args copy = {
         .axes = 2, .size = {rows, values}, .from_step = {from_row, 1}, .to_step = {to_row, 1}, .from = from, .to = to};
     gg_cuda_copy_strided(stream_of(op), &copy);
-}
-
-static void drop_rows(const lstm_layer *l, const float *in, float *out) {
-    const lstm_op *op = l->op;
-    const gg_op_desc *desc = &op->head.desc;
-    const int64_t rows = op->batch * op->positions;
-    const gg_cuda_dropout_rows_args own = {
-        .rows = rows,
-        .length = op->hidden,
-        .first_row = l->number * rows,
-        .draw = {.seed = desc->seed, .step = l->args->step, .rank = l->args->rank, .probability = desc->probability},
-        .in = in,
-        .out = out};
-    gg_cuda_dropout_rows(stream_of(op), &own);
 }
 
 /* Arguments of the cells' update at a position, except its errors. */
@@ -198,7 +181,7 @@ static gg_status lstm_forward(gg_op *head, const gg_op_args *args) {
                                    l.gates, l.work));
         if (bias != NULL && !op->of_input[kind_of(&l)].shape.bias) add_bias(&l, bias);
         GG_TRY(run_positions(&l));
-        if (l.drops) drop_rows(&l, l.states, l.dropped);
+        if (l.drops) gg_cuda_lstm_drop(op->device, &head->desc, args, GG_FLOAT32, number, l.states, l.dropped);
         leave_layer(&l);
     }
     return gg_cuda_op_done(op->device, "an LSTM");
@@ -257,7 +240,7 @@ static gg_status lstm_backward(gg_op *head, const gg_op_args *args) {
     for (int64_t number = op->layers - 1; number >= 0; --number) {
         const lstm_layer l = layer_of(op, args, number);
         float *out = number > 0 ? between : args->grad_input[0];
-        if (l.drops) drop_rows(&l, between, between);
+        if (l.drops) gg_cuda_lstm_drop(op->device, &op->head.desc, args, GG_FLOAT32, number, between, between);
         GG_TRY(run_back(&l, number == op->layers - 1 ? args->grad_output : between));
         GG_TRY(weight_gradients(&l));
         if (out != NULL)
