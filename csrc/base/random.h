@@ -11,10 +11,10 @@
 typedef enum gg_random_purpose {
     GG_RANDOM_WEIGHTS = 1, /* step = parameter index */
     GG_RANDOM_SHUFFLE,     /* step = epoch */
-    GG_RANDOM_DROPOUT,     /* step = training step, rank = rank; the layer is mixed into the seed */
+    GG_RANDOM_DROPOUT,     /* step = training step, rank = identity; the layer is mixed into the seed */
     GG_RANDOM_SCHEDULE,    /* step = cycle; rank = 0: all ranks draw the same */
     GG_RANDOM_STRAGGLER,
-    GG_RANDOM_PARTNER,    /* step = training step, rank = rank */
+    GG_RANDOM_PARTNER,    /* step = training step, rank = identity */
     GG_RANDOM_SHARD,      /* interleaved shards; one word a round, all else 0 */
     GG_RANDOM_SPLIT,      /* the parts of a set */
     GG_RANDOM_ORDER,      /* a set in another order */

@@ -56,6 +56,7 @@ const char *gg_status_name(gg_status status) {
         [GG_ERROR_NUMERIC] = "numeric",
         [GG_ERROR_SOURCE] = "source",
         [GG_ERROR_CANCELLED] = "cancelled",
+        [GG_ERROR_PEER] = "peer",
     };
     return (unsigned)status < GG_STATUS_COUNT ? names[status] : "unknown";
 }

@@ -19,6 +19,7 @@ typedef enum gg_status {
     GG_ERROR_NUMERIC,     /* NaN or infinity where a finite number is needed */
     GG_ERROR_SOURCE,      /* a source of samples failed, in its own words */
     GG_ERROR_CANCELLED,   /* stopped on request, or because another rank failed */
+    GG_ERROR_PEER,        /* a rank that the call needs has died */
     GG_STATUS_COUNT
 } gg_status;
 

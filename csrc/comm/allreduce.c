@@ -349,7 +349,7 @@ void gg_allreduce_watch(gg_allreduce *allreduce, gg_waited *waited, void *contex
 
 /* Waits for a request, or only tests it. */
 static gg_status allreduce_reach(gg_allreduce *allreduce, gg_request *request, bool wait, bool *done) {
-    return gg_reach(allreduce->transport, request, wait, done, allreduce->waited, allreduce->context);
+    return gg_reach_collective(allreduce->transport, request, wait, done, allreduce->waited, allreduce->context);
 }
 
 /* Starts a receive. */

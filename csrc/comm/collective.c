@@ -22,7 +22,7 @@ gg_status gg_barrier(gg_transport *transport) {
         GG_TRY_CLEANUP(gg_receive_exact(transport, &landing, 1, from, TAG_BARRIER, &request[0]));
         GG_TRY_CLEANUP(gg_send(transport, &token, 1, to, TAG_BARRIER, &request[1]));
         GG_TRY_CLEANUP(gg_wait_and_copy(transport, &request[0], &landing));
-        GG_TRY_CLEANUP(gg_wait(transport, &request[1]));
+        GG_TRY_CLEANUP(gg_wait_collective(transport, &request[1]));
     }
 cleanup:
     if (status != GG_OK) {
@@ -51,7 +51,7 @@ static gg_status broadcast_piece(gg_transport *transport, char *data, size_t byt
             gg_send(transport, data, bytes, (int)((place + bit + root) % p), TAG_BROADCAST, &down[children]));
         children++;
     }
-    for (int i = 0; i < children; ++i) GG_TRY_CLEANUP(gg_wait(transport, &down[i]));
+    for (int i = 0; i < children; ++i) GG_TRY_CLEANUP(gg_wait_collective(transport, &down[i]));
 cleanup:
     if (status != GG_OK) {
         gg_cancel_all(transport, &up, 1);
@@ -101,7 +101,7 @@ static gg_status collective_gather_all(gg_transport *transport, const void *data
                 gg_send(transport, blocks + (size_t)begin[i] * bytes, (size_t)length[i] * bytes, to, tag, &sends[i]));
         for (int i = 0; i < 2; ++i)
             GG_TRY_CLEANUP(gg_wait_and_copy(transport, &receives[i], blocks + (size_t)received[i] * bytes));
-        for (int i = 0; i < 2; ++i) GG_TRY_CLEANUP(gg_wait(transport, &sends[i]));
+        for (int i = 0; i < 2; ++i) GG_TRY_CLEANUP(gg_wait_collective(transport, &sends[i]));
     }
 cleanup:
     if (status != GG_OK) {
@@ -144,7 +144,7 @@ static gg_status sum_doubles(gg_transport *transport, double *values, int n) {
         }
     } else {
         GG_TRY_CLEANUP(gg_send(transport, values, bytes, 0, TAG_SUM, &request[0]));
-        GG_TRY_CLEANUP(gg_wait(transport, &request[0]));
+        GG_TRY_CLEANUP(gg_wait_collective(transport, &request[0]));
     }
     GG_TRY_CLEANUP(gg_broadcast(transport, values, bytes, 0));
 cleanup:
@@ -170,7 +170,7 @@ gg_status gg_transfer(gg_transport *transport, void *data, size_t bytes, int fro
         size_t n = bytes - done < PIECE ? bytes - done : PIECE;
         if (transport->rank == from) {
             GG_TRY_CLEANUP(gg_send(transport, at, n, to, TAG_TRANSFER, &request));
-            GG_TRY_CLEANUP(gg_wait(transport, &request));
+            GG_TRY_CLEANUP(gg_wait_collective(transport, &request));
         } else if (transport->rank == to) {
             GG_TRY_CLEANUP(gg_receive_exact(transport, at, n, from, TAG_TRANSFER, &request));
             GG_TRY_CLEANUP(gg_wait_and_copy(transport, &request, at));

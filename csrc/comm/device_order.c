@@ -249,6 +249,8 @@ static gg_status order_check_peer(gg_transport *transport, int peer) {
     return order_inner(transport)->table->check_peer(order_inner(transport), peer);
 }
 
+static int order_dead(gg_transport *transport, int rank) { return gg_transport_dead(order_inner(transport), rank); }
+
 static gg_status order_progress(gg_transport *transport) {
     GG_TRY(pass_reached(order_of(transport)));
     return gg_progress(order_inner(transport));
@@ -304,6 +306,7 @@ static gg_transport_table order_table(const gg_transport_table *inner) {
         .release = order_release,
         .cancel = order_cancel,
         .pause = order_pause,
+        .dead = order_dead,
         .progress = order_progress,
         .set_epoch = order_set_epoch,
         .step_begun = order_step_begun,
@@ -346,6 +349,7 @@ gg_status gg_device_order_create(gg_transport *inner, gg_device *device, gg_tran
     made->transport = (gg_transport){.table = &made->table,
                                      .rank = inner->rank,
                                      .size = inner->size,
+                                     .identity = inner->identity,
                                      .epoch = inner->epoch,
                                      .node_of = inner->node_of,
                                      .timeout = inner->timeout,

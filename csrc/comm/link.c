@@ -43,10 +43,10 @@ static gg_status link_agree(gg_transport *transport, double values[VALUES]) {
         GG_TRY_CLEANUP(
             gg_receive_exact(transport, landing, sizeof landing, (int)((rank - hop + p) % p), TAG_WORST, &request[0]));
         GG_TRY_CLEANUP(gg_send(transport, out, sizeof out, (int)((rank + hop) % p), TAG_WORST, &request[1]));
-        GG_TRY_CLEANUP(gg_wait(transport, &request[0]));
+        GG_TRY_CLEANUP(gg_wait_collective(transport, &request[0]));
         memcpy(in, request[0].data, sizeof in);
         GG_TRY_CLEANUP(gg_release(transport, &request[0]));
-        GG_TRY_CLEANUP(gg_wait(transport, &request[1]));
+        GG_TRY_CLEANUP(gg_wait_collective(transport, &request[1]));
         for (int i = 0; i < VALUES; ++i)
             if (in[i] > values[i]) values[i] = in[i];
     }
@@ -86,13 +86,13 @@ static gg_status go_around(ring *r, size_t bytes, int n, double *arrived, double
     for (int i = 0; i < n; ++i)
         GG_TRY(gg_receive_exact(t, r->landing + (size_t)i * bytes, bytes, r->from, TAG_RING, &r->received[i]));
     for (int i = 0; i < n; ++i) GG_TRY(gg_send(t, r->out, bytes, r->to, TAG_RING, &r->sent[i]));
-    for (int i = 0; i < n; ++i) GG_TRY(gg_wait(t, &r->received[i]));
+    for (int i = 0; i < n; ++i) GG_TRY(gg_wait_collective(t, &r->received[i]));
     then = gg_transport_now(t);
     for (int i = 0; i < n; ++i) read_once(r->received[i].data, bytes);
     *arrived = then - begin;
     *read = gg_transport_now(t) - then;
     for (int i = 0; i < n; ++i) GG_TRY(gg_release(t, &r->received[i]));
-    for (int i = 0; i < n; ++i) GG_TRY(gg_wait(t, &r->sent[i]));
+    for (int i = 0; i < n; ++i) GG_TRY(gg_wait_collective(t, &r->sent[i]));
     return GG_OK;
 }
 

@@ -13,7 +13,7 @@ static gg_status message_start(gg_transport *transport, const gg_message *messag
 
 static gg_status message_complete(gg_transport *transport, const gg_message *message, gg_request *request) {
     return message->landing != NULL ? gg_wait_and_copy(transport, request, message->landing)
-                                    : gg_wait(transport, request);
+                                    : gg_wait_collective(transport, request);
 }
 
 gg_status gg_messages_exchange(gg_transport *transport, const gg_message *messages, int n) {

@@ -87,7 +87,7 @@ static gg_status network_test(gg_transport *transport, gg_request *request, bool
     if (!request->held) {
         double looked = request->when;
         GG_TRY(own->inner->table->test(own->inner, request, done));
-        if (!receiving) return GG_OK;
+        if (!receiving || request->state == GG_REQUEST_LOST) return GG_OK;
         if (!*done) {
             request->when = gg_clock_now();
             return GG_OK;
@@ -138,6 +138,10 @@ static gg_status network_check_peer(gg_transport *transport, int peer) {
     return inner->table->check_peer != NULL ? inner->table->check_peer(inner, peer) : GG_OK;
 }
 
+static int network_dead(gg_transport *transport, int rank) {
+    return gg_transport_dead(slow_of(transport)->inner, rank);
+}
+
 static gg_status network_progress(gg_transport *transport) {
     GG_TRY(send_due(slow_of(transport)));
     return gg_progress(slow_of(transport)->inner);
@@ -182,6 +186,7 @@ static const gg_transport_table table = {
     .cancel = network_cancel,
     .pause = network_pause_round,
     .check_peer = network_check_peer,
+    .dead = network_dead,
     .progress = network_progress,
     .set_epoch = network_set_epoch,
     .step_begun = network_step_begun,

@@ -87,7 +87,7 @@ static gg_status ring_wait_for(gg_sample_ring *ring, gg_request *request) {
         span.step = *ring->step;
         span.begin = gg_transport_now(ring->transport);
     }
-    gg_status status = gg_wait(ring->transport, request);
+    gg_status status = gg_wait_collective(ring->transport, request);
     if (shown) span.end = gg_transport_now(ring->transport);
     if (span.end > span.begin) gg_trace_add(ring->trace, &span);
     return status;
@@ -140,7 +140,7 @@ gg_status gg_sample_ring_poll(gg_sample_ring *ring) {
     gg_status status = GG_OK;
     bool arrived = false;
     if (!ring->shard->in_flight) goto cleanup;
-    GG_TRY_CLEANUP(gg_test(ring->transport, &ring->received, &arrived));
+    GG_TRY_CLEANUP(gg_reach_collective(ring->transport, &ring->received, false, &arrived, NULL, NULL));
     if (arrived) GG_TRY_CLEANUP(copy_arrived(ring));
 cleanup:
     return gg_error_prefix(status, "exchange %lld of samples: ", (long long)ring->exchanges);

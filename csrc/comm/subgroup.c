@@ -62,10 +62,24 @@ static gg_status subgroup_wait_for(gg_transport *transport, gg_request *request)
     gg_transport *whole = subgroup_whole_of(transport);
     whole->waits_for[0] = transport->waits_for[0];
     whole->waits_for[1] = transport->waits_for[1];
+    whole->needs_all = transport->needs_all;
     gg_status status = gg_wait(whole, request);
     whole->waits_for[0] = whole->waits_for[1] = NULL;
+    whole->needs_all = NULL;
     return status;
 }
+
+static int subgroup_dead(gg_transport *transport, int rank) {
+    gg_transport *whole = subgroup_whole_of(transport);
+    if (rank >= 0) return gg_transport_dead(whole, view_of(transport)->member[rank]);
+    int dead = gg_transport_dead(whole, -1); /* usually nobody is */
+    if (dead < 0) return dead;
+    dead = -1;
+    for (int i = 0; i < transport->size && dead < 0; ++i)
+        dead = gg_transport_dead(whole, view_of(transport)->member[i]);
+    return dead;
+}
+
 static gg_status subgroup_progress(gg_transport *transport) { return gg_progress(subgroup_whole_of(transport)); }
 static void subgroup_set_epoch(gg_transport *transport, int64_t epoch) {
     gg_transport_set_epoch(subgroup_whole_of(transport), epoch);
@@ -107,6 +121,7 @@ static const gg_transport_table table = {
     .cancel = subgroup_cancel,
     .pause = subgroup_pause_round,
     .wait = subgroup_wait_for,
+    .dead = subgroup_dead,
     .progress = subgroup_progress,
     .set_epoch = subgroup_set_epoch,
     .now = subgroup_now,
@@ -122,7 +137,7 @@ gg_status gg_subgroup_create(gg_transport *whole, const int *members, int count,
     subgroup *made = NULL;
     *out = NULL;
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "subgroup", &made));
-    made->transport = (gg_transport){.table = &table, .rank = -1, .size = count};
+    made->transport = (gg_transport){.table = &table, .rank = -1, .size = count, .identity = whole->identity};
     made->whole = whole;
     GG_TRY_CLEANUP(gg_alloc((size_t)count * sizeof(int), "members of a subgroup", &made->member));
     for (int i = 0; i < count; ++i) {

@@ -84,8 +84,9 @@ gg_status gg_send(gg_transport *transport, const void *data, size_t bytes, int p
     if (checks_here(transport)) request->checksum = transport_checksum(data, bytes);
     status = transport->table->send(transport, data, bytes, peer, tag, request);
     if (status == GG_OK) {
-        transport->bytes_sent += (int64_t)bytes;
-        transport->messages_sent += 1;
+        const bool sent = request->state != GG_REQUEST_LOST;
+        transport->bytes_sent += sent ? (int64_t)bytes : 0;
+        transport->messages_sent += sent;
     } else {
         request->state = GG_REQUEST_IDLE;
     }
@@ -119,8 +120,10 @@ static gg_status check_size(const gg_transport *transport, const gg_request *req
 gg_status gg_test(gg_transport *transport, gg_request *request, bool *done) {
     const bool sent = request->state == GG_REQUEST_SENDING, summed = request->state == GG_REQUEST_SUMMING;
     *done = true;
-    if (request->state == GG_REQUEST_IDLE || request->state == GG_REQUEST_ARRIVED) return GG_OK;
+    if (request->state == GG_REQUEST_IDLE || request->state == GG_REQUEST_ARRIVED || request->state == GG_REQUEST_LOST)
+        return GG_OK;
     GG_TRY(transport->table->test(transport, request, done));
+    if (request->state == GG_REQUEST_LOST) return GG_OK;
     if (request->state == GG_REQUEST_ARRIVED) GG_TRY(check_size(transport, request));
     if (!checks_here(transport) || !*done || summed) return GG_OK;
     if (sent) GG_TRY(check_unwritten(transport, request, sent));
@@ -176,6 +179,18 @@ static gg_status check_peer(gg_transport *transport, double *due, int round, int
     return transport->table->check_peer(transport, peer);
 }
 
+int gg_transport_dead(gg_transport *transport, int rank) {
+    return transport->table->dead != NULL ? transport->table->dead(transport, rank) : -1;
+}
+
+/* A wait of a collective, of which some rank has died, is over: ranks that know of it send no more. */
+static gg_status check_all_live(gg_transport *transport) {
+    if (transport->needs_all == NULL) return GG_OK;
+    const int dead = gg_transport_dead(transport->needs_all, -1);
+    if (dead < 0) return GG_OK;
+    return gg_fail(GG_ERROR_PEER, "rank %d: rank %d has died, and all ranks are needed here", transport->rank, dead);
+}
+
 gg_status gg_wait(gg_transport *transport, gg_request *request) {
     gg_status status = GG_OK;
     double start = 0, due = 0;
@@ -204,6 +219,7 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
             if (round == 0) start = now;
             if (now - start >= transport->timeout) GG_TRY_CLEANUP(wait_timed_out(transport, request, now - start));
         }
+        GG_TRY_CLEANUP(check_all_live(transport));
         GG_TRY_CLEANUP(check_peer(transport, &due, round, peer));
         GG_TRY_CLEANUP(transport->table->pause(transport, round, serves ? NULL : request));
     }
@@ -221,6 +237,23 @@ gg_status gg_reach(gg_transport *transport, gg_request *request, bool wait, bool
     if (waited != NULL) waited(context, begin);
     *done = true;
     return GG_OK;
+}
+
+gg_status gg_reach_collective(gg_transport *transport, gg_request *request, bool wait, bool *done, gg_waited *waited,
+                              void *context) {
+    transport->needs_all = transport;
+    gg_status status = gg_reach(transport, request, wait, done, waited, context);
+    transport->needs_all = NULL;
+    if (status != GG_OK || request->state != GG_REQUEST_LOST) return status;
+    const int dead = gg_transport_dead(transport, -1); /* the peer itself may have given up because of another rank */
+    return gg_fail(GG_ERROR_PEER, "rank %d: rank %d has died; a message %s rank %d with tag %d is lost",
+                   transport->rank, dead >= 0 ? dead : request->peer, request->data != NULL ? "to" : "from",
+                   request->peer, request->tag);
+}
+
+gg_status gg_wait_collective(gg_transport *transport, gg_request *request) {
+    bool done;
+    return gg_reach_collective(transport, request, true, &done, NULL, NULL);
 }
 
 gg_status gg_pause(gg_transport *transport, int round, int peer) {
@@ -255,6 +288,7 @@ cleanup:
 
 gg_status gg_release(gg_transport *transport, gg_request *request) {
     gg_status status = GG_OK;
+    if (request->state == GG_REQUEST_LOST) request->state = GG_REQUEST_IDLE;
     if (request->state == GG_REQUEST_IDLE) return status;
     if (request->state != GG_REQUEST_ARRIVED)
         return gg_fail(GG_ERROR_STATE, "rank %d: release: the message (peer %d, tag %d) has not arrived",
@@ -268,14 +302,14 @@ gg_status gg_release(gg_transport *transport, gg_request *request) {
 
 gg_status gg_wait_and_copy(gg_transport *transport, gg_request *request, void *target) {
     if (request->state == GG_REQUEST_IDLE) return GG_OK;
-    GG_TRY(gg_wait(transport, request));
+    GG_TRY(gg_wait_collective(transport, request));
     if (request->data != target) memcpy(target, request->data, request->bytes);
     return gg_release(transport, request);
 }
 
 void gg_cancel(gg_transport *transport, gg_request *request) {
     if (request->state == GG_REQUEST_IDLE) return;
-    transport->table->cancel(transport, request);
+    if (request->state != GG_REQUEST_LOST) transport->table->cancel(transport, request);
     request->state = GG_REQUEST_IDLE;
 }
 

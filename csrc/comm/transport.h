@@ -12,7 +12,17 @@
  * - Messages progress only inside calls of the rank. A wait sleeps instead of spinning.
  *
  * Each request belongs to the topology epoch in which it began (gg_transport_set_epoch). A receive never gives the
- * bytes of a message of another epoch: it fails with GG_ERROR_COMM, which names the peer, the tag and both epochs. */
+ * bytes of a message of another epoch: it fails with GG_ERROR_COMM, which names the peer, the tag and both epochs.
+ *
+ * Ranks may die, if the table has `dead`. Each survivor is told of a death at some time after it.
+ *
+ * - From then on each request that awaits the dead rank completes as GG_REQUEST_LOST: done, without an error.
+ * - A message that had left the dead rank whole arrives. A receive never gives a part of a message.
+ * - A request also completes as LOST if its peer leaves a call because of a death and cancels its message.
+ * - A collective needs every rank of its group. Its waits (gg_wait_collective, gg_reach_collective) fail with
+ *   GG_ERROR_PEER on every rank that cannot complete without more messages: if its own message is LOST, or has not come
+ *   when a death in the group is known. So nobody waits for a rank that has left the collective. Some ranks may have
+ *   completed it; the callers must agree on what follows. */
 #ifndef GG_COMM_TRANSPORT_H
 #define GG_COMM_TRANSPORT_H
 
@@ -29,7 +39,9 @@ typedef enum gg_request_state {
     GG_REQUEST_SENDING,
     GG_REQUEST_RECEIVING,
     GG_REQUEST_ARRIVED, /* a receive whose data may be read; must be released */
-    GG_REQUEST_SUMMING  /* by gg_sum: peer is -1, tag the number of ranks; IDLE when the sum is there */
+    GG_REQUEST_SUMMING, /* by gg_sum: peer is -1, tag the number of ranks; IDLE when the sum is there */
+    GG_REQUEST_LOST     /* the peer has died: the message will never be complete, a sent one's memory may be written
+                           again. gg_release or gg_cancel makes it IDLE; the implementation does not know it any more */
 } gg_request_state;
 
 /* Owned by the caller, zero-initialised, not moved while in use. */
@@ -96,6 +108,9 @@ typedef struct gg_transport_table {
     /* Called by gg_wait and gg_pause when gg_check_due says so: GG_ERROR_COMM if the peer (-1 means any rank) has
      * ended, so the wait would never end. NULL means that peers do not end. */
     gg_status (*check_peer)(gg_transport *transport, int peer);
+    /* gg_transport_dead. A transport sets requests LOST in send, receive and test; its pause must return after a death
+     * has become known. NULL means that no rank dies while others go on. */
+    int (*dead)(gg_transport *transport, int rank);
     /* Replaces the loop of gg_wait, for views, whose messages name the rank in the whole group. NULL means gg_wait's
      * loop. */
     gg_status (*wait)(gg_transport *transport, gg_request *request);
@@ -118,8 +133,9 @@ typedef struct gg_transport_table {
 
 struct gg_transport {
     const gg_transport_table *table;
-    int rank, size;
-    int64_t epoch; /* of the topology, from 0; set by gg_transport_set_epoch alone */
+    int rank, size; /* `rank` is the place: messages and schedules use it */
+    int identity;   /* the rank's number in the first view, for random draws: it stays when ranks before it have died */
+    int64_t epoch;  /* of the topology, from 0; set by gg_transport_set_epoch alone */
     const int *
         node_of; /* one a rank: the lowest rank with which it shares memory; NULL means all share it. The transport's */
     gg_sums *sums;         /* of all ranks here; made by gg_sum_prepare, freed with the transport */
@@ -137,6 +153,7 @@ struct gg_transport {
     const int64_t
         *step; /* of training, for these reports; NULL means not known. Set and cleared by the counter's owner */
     const char *waits_for[2]; /* first and last layer of the awaited exchange; NULL means not known */
+    gg_transport *needs_all;  /* group of the collective that waits; NULL means that the wait outlives deaths */
     gg_stall stall;           /* of gg_pause */
     double check_due;         /* of gg_pause */
     bool check_buffers; /* detect writes to buffers in flight by checksums (GG_ERROR_STATE): reads every message twice
@@ -170,7 +187,8 @@ gg_status gg_receive(gg_transport *transport, void *landing, size_t capacity, in
 /* Receives a message whose size both sides know: a shorter one also gives GG_ERROR_COMM. */
 gg_status gg_receive_exact(gg_transport *transport, void *landing, size_t bytes, int peer, int tag,
                            gg_request *request);
-/* *done: a send is complete (its memory may be written, the request is IDLE), a receive has ARRIVED. IDLE: done. */
+/* *done: a send is complete (its memory may be written, the request is IDLE), a receive has ARRIVED, or the request is
+ * LOST. IDLE: done. */
 gg_status gg_test(gg_transport *transport, gg_request *request, bool *done);
 gg_status gg_wait(gg_transport *transport, gg_request *request);
 /* `waited` is called at the end of every wait, with the time of its begin. */
@@ -178,6 +196,11 @@ typedef void gg_waited(void *context, double begin);
 /* gg_test, then gg_wait if `wait` and not done. waited NULL counts no wait. */
 gg_status gg_reach(gg_transport *transport, gg_request *request, bool wait, bool *done, gg_waited *waited,
                    void *context);
+/* gg_wait and gg_reach for collectives over the ranks of `transport`: GG_ERROR_PEER, which names a dead rank, if the
+ * request is LOST, or not done when a rank of the group is known to be dead. The caller cancels its requests. */
+gg_status gg_wait_collective(gg_transport *transport, gg_request *request);
+gg_status gg_reach_collective(gg_transport *transport, gg_request *request, bool wait, bool *done, gg_waited *waited,
+                              void *context);
 /* For loops that wait for the first of several requests. Called when all have been tested and none is done, with round
  * = 0, 1, ... since the last that was. Returns after a while, or after an event. peer: a rank that the loop depends on;
  * -1 means none. */
@@ -187,9 +210,10 @@ gg_status gg_pause(gg_transport *transport, int round, int peer);
  * meanwhile. In the virtual cluster no time passes and no other rank runs, so results do not depend on the wait. */
 gg_status gg_transport_attend(gg_transport *transport, const char *what, bool (*done)(void *context, double seconds),
                               void *context);
-/* Ends the reading of an arrived message; the request is IDLE again. */
+/* Ends the reading of an arrived message, or forgets a LOST one; the request is IDLE again. */
 gg_status gg_release(gg_transport *transport, gg_request *request);
-/* Waits for a message, copies it to `target` unless it landed there, and releases it. IDLE is a no-op. */
+/* Waits for a message of a collective, copies it to `target` unless it landed there, and releases it. IDLE is a no-op.
+ */
 gg_status gg_wait_and_copy(gg_transport *transport, gg_request *request, void *target);
 /* Cancels a request in any state, so that its memory may be freed. A receive without a sent message is withdrawn
  * without harm. Otherwise the message is lost, and the peer may wait for ever or fail: for use after a failure. IDLE is
@@ -209,6 +233,10 @@ gg_status gg_sum_prepare(gg_transport *transport);
 gg_status gg_sum(gg_transport *transport, gg_sums *sums, float *data, size_t count, gg_request *request);
 /* Lets messages progress; cheap; called between layers. In the virtual cluster ranks with earlier clocks run first. */
 gg_status gg_progress(gg_transport *transport);
+
+/* Returns the number of a dead rank in the whole group, -1 for none: `rank` if this rank knows that it has died; rank
+ * -1 means any rank of this group. */
+int gg_transport_dead(gg_transport *transport, int rank);
 
 /* The rank's clock in seconds: real time under MPI, virtual time in the virtual cluster. */
 double gg_transport_now(gg_transport *transport);

@@ -18,7 +18,7 @@ static gg_plans plans_of(const gg_replica *r) {
                                   .dtype = asked->devices.dtype,
                                   .graphs = o->graphs,
                                   .seed = asked->seed,
-                                  .rank = (uint32_t)r->transport->rank}};
+                                  .rank = (uint32_t)r->transport->identity}};
     memcpy(plans.options.head, o->head, sizeof o->head);
     return plans;
 }

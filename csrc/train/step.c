@@ -96,7 +96,7 @@ static gg_status replica_straggle(gg_replica *r) {
     const gg_straggler *straggler = &r->options.straggler;
     const gg_random_key key = {.seed = straggler->seed,
                                .purpose = GG_RANDOM_STRAGGLER,
-                               .rank = (uint32_t)r->transport->rank,
+                               .rank = (uint32_t)r->transport->identity,
                                .step = (uint64_t)*r->data.step};
     double begin = gg_transport_now(r->transport);
     float draw = 1.0f;

@@ -407,6 +407,7 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
     GG_TRY_MPI_CLEANUP(MPI_Comm_set_errhandler, made->comm, MPI_ERRORS_RETURN);
     GG_TRY_MPI_CLEANUP(MPI_Comm_rank, made->comm, &made->transport.rank);
     GG_TRY_MPI_CLEANUP(MPI_Comm_size, made->comm, &made->transport.size);
+    made->transport.identity = made->transport.rank;
     GG_TRY_MPI_CLEANUP(MPI_Comm_get_attr, made->comm, MPI_TAG_UB, &limit, &flag);
     if (flag && limit && *limit < TAG_NOBODY) {
         status = gg_fail(GG_ERROR_UNSUPPORTED, "this MPI library has tags up to %d, %d are needed", *limit, TAG_NOBODY);

@@ -117,7 +117,7 @@ gg_status gg_virtual_create(const gg_virtual_options *options, gg_virtual **out)
     GG_TRY_CLEANUP(gg_baton_create(&made->caller));
     for (int r = 0; r < options->size; ++r) {
         gg_virtual_rank *rank = &made->ranks[r];
-        rank->transport = (gg_transport){.table = &gg_virtual_table, .rank = r, .size = options->size};
+        rank->transport = (gg_transport){.table = &gg_virtual_table, .rank = r, .size = options->size, .identity = r};
         rank->cluster = made;
         rank->due = rank->wire = (gg_heap_entry){.place = -1, .rank = r};
         rank->next_known = INFINITY;

@@ -220,7 +220,7 @@ static void strategy_waited(void *context, double begin) { gg_strategy_waited(co
 
 gg_status gg_strategy_reach(gg_strategy *strategy, gg_transport *transport, gg_request *request, bool wait,
                             bool *done) {
-    return gg_reach(transport, request, wait, done, strategy_waited, strategy);
+    return gg_reach_collective(transport, request, wait, done, strategy_waited, strategy);
 }
 
 gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request) {
@@ -233,7 +233,8 @@ gg_status gg_strategy_wait_layers(gg_strategy *strategy, int first_layer, int la
     const char **layers = strategy->env.transport->waits_for;
     layers[0] = layout->layer[first_layer].name;
     layers[1] = layout->layer[last_layer].name;
-    const gg_status status = gg_strategy_wait(strategy, request);
+    bool done;
+    const gg_status status = gg_reach(strategy->env.transport, request, true, &done, strategy_waited, strategy);
     layers[0] = layers[1] = NULL;
     return status;
 }

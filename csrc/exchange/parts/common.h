@@ -54,11 +54,13 @@ void gg_strategy_measure(gg_strategy *strategy, const float *gradients);
 gg_status gg_strategy_update_layer(gg_strategy *strategy, int layer);
 
 /* *done tells if a request is done. With `wait`, waits for it and adds the time to the strategy's exposed seconds. The
- * request belongs to `transport`: the strategy's, or a view on it. */
+ * request belongs to `transport`: the strategy's, or a view on it. GG_ERROR_PEER after a death in this group
+ * (gg_reach_collective). */
 gg_status gg_strategy_reach(gg_strategy *strategy, gg_transport *transport, gg_request *request, bool wait, bool *done);
 /* gg_strategy_reach with `wait`, on the strategy's transport. */
 gg_status gg_strategy_wait(gg_strategy *strategy, gg_request *request);
-/* gg_strategy_wait for an exchange of these layers: reports of long waits name them. */
+/* Waits like gg_strategy_wait for a message of one peer about these layers, which reports of long waits name. The
+ * request may be LOST afterwards. */
 gg_status gg_strategy_wait_layers(gg_strategy *strategy, int first_layer, int last_layer, gg_request *request);
 /* Counts the time from `begin` to now as waiting, and records it in the trace. Counts all waits, so the exposed seconds
  * equal the trace's waits. */

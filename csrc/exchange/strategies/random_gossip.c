@@ -119,7 +119,7 @@ static int draw_partner(const random_gossip *s) {
     const gg_transport *transport = s->head.env.transport;
     const gg_random_key key = {.seed = s->head.env.seed,
                                .purpose = GG_RANDOM_PARTNER,
-                               .rank = (uint32_t)transport->rank,
+                               .rank = (uint32_t)transport->identity,
                                .step = (uint64_t)s->head.step};
     uint32_t word[4];
     if ((s->head.step + 1) % s->interval != 0) return -1;
