@@ -46,7 +46,8 @@ class Trainer(Replicas):
     net        the network, a gossipgrad.Model: gossipgrad.models.lenet(), gossipgrad.Sequential([...], input=...).
     loss       "cross_entropy" (integer classes), "binary_cross_entropy" or "mean_squared_error".
     optimizer  gossipgrad.SGD(...), Adam(...) or LARS(...).
-    strategy   how ranks exchange weights or gradients: gossipgrad.GossipGraD(), AllReduce(), ...
+    strategy   how ranks exchange weights or gradients: gossipgrad.GossipGraD(), AllReduce(), ... "auto": chosen by
+               the samples of a rank.
     comm       the ranks: None: those of mpiexec, else one; gossipgrad.VirtualCluster(4): four in this process.
 
         trainer = gg.Trainer(net, optimizer=gg.SGD(lr=0.02), comm=gg.VirtualCluster(4))
@@ -176,6 +177,7 @@ class Trainer(Replicas):
         batches = call.batches(self)
         call.weigh(self)
         call.warn(self)
+        self.see_samples(batches.size)
         self.fit_settings = call.settings(self, batches.sizes)
         if call.resume is None:
             notices.epoch_begins_anew(self.rank, self.epoch, self.fit_state.position)
@@ -243,6 +245,8 @@ class Trainer(Replicas):
                 if len(samples[-1][0]) != len(targets[-1][0]):
                     raise ValueError(f"x has {len(samples[-1][0])} samples, y {len(targets[-1][0])}")
             one.facts = {"steps done": self.step}
+            one.number = min(len(batch[0]) for batch in samples)
+        self.see_samples(min(one.numbers))
         if not any(purpose == "training" for _, purpose in self.algorithms_chosen):
             self.choose_algorithms(len(samples[0][0]))
         self.prepare_rates(1, agree=False)

@@ -175,10 +175,12 @@ def strategy_keys() -> tuple[str, ...]:
 # ---- groups of options, and their objects
 
 
-def add_strategy(group: argparse._ActionsContainer, without: tuple[str, ...] = ()) -> None:
-    """--strategy, None if not given, and the keywords of all strategies."""
+def add_strategy(group: argparse._ActionsContainer, without: tuple[str, ...] = (), auto: bool = False) -> None:
+    """--strategy, None if not given, and the keywords of all strategies. auto: "auto" is one."""
     help_ = f"what ranks send each other, to whom and when; default: {DEFAULT_STRATEGY}"
-    group.add_argument("--strategy", choices=strategies.BY_NAME, help=help_)
+    names = [*strategies.BY_NAME, *([strategies.Auto.name] if auto else [])]
+    help_ += "; auto: chosen by the samples of a rank" if auto else ""
+    group.add_argument("--strategy", choices=names, help=help_)
     add_keywords(group, strategies.BY_NAME, without)
 
 

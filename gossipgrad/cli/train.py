@@ -145,7 +145,7 @@ def add_options(parser: Parser) -> None:
         help="seconds to wait for another rank, with --virtual-ranks virtual ones; default: 0, for ever",
     )
     add_circumstances(parser)
-    add_strategy(parser.add_argument_group("strategy"))
+    add_strategy(parser.add_argument_group("strategy"), auto=True)
     add_compression(parser.add_argument_group("compression of what is sent"))
     add_apoptosis(parser.add_argument_group("apoptosis: the network shrinks while it trains"))
     add_schedule(parser)

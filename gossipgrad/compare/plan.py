@@ -128,7 +128,7 @@ def entries(text: str) -> list[Entry]:
         if len(rates) > 1:
             label = ":".join(one for one in label.split(":") if not one.startswith("lr="))
         packed, shrinks = _compression(options), _apoptosis(options)
-        strategy = strategies.BY_NAME[choice("strategy", name, strategies.BY_NAME)]
+        strategy = strategies.named(name)
         strategies.check_options(name, options, _beside(strategy))
         found.append(Entry(label, strategy(**options), tuple(rates), packed, shrinks))
     labels = [one.label for one in found]

@@ -9,6 +9,7 @@ from typing import Any
 
 from gossipgrad.errors import choice, named_keywords
 from gossipgrad.strategies import every
+from gossipgrad.strategies.auto import Auto, choose, few_samples
 from gossipgrad.strategies.base import BY_NAME, Strategy
 from gossipgrad.strategies.every import *  # noqa: F403
 from gossipgrad.strategies.every import __all__ as __all__  # type: ignore[attr-defined]
@@ -24,6 +25,7 @@ from gossipgrad.strategies.topologies import (
 )
 
 __all__ += (
+    "Auto",
     "BY_NAME",
     "COLLECTIVES",
     "EXCHANGES",
@@ -36,8 +38,11 @@ __all__ += (
     "check_options",
     "check_permutations",
     "check_topology",
+    "choose",
     "core_topology",
+    "few_samples",
     "from_settings",
+    "named",
     "read_topology",
 )
 
@@ -47,12 +52,17 @@ for _name in OPTIONS:  # in the order of the core's rows
     BY_NAME[_name] = named_keywords(_offered[_name])
 
 
+def named(name: str) -> type[Strategy]:
+    """The strategy of this name, "auto" included; ValueError for another name."""
+    return Auto if name == Auto.name else BY_NAME[choice("strategy", name, (*BY_NAME, Auto.name))]
+
+
 def check_options(name: str, options: Iterable[str], also: Sequence[str] = ()) -> None:
     """ValueError for a name that no strategy has, or an option that is no keyword of this strategy.
 
     also: further options that the caller takes, beside the strategy's keywords; the error lists them.
     """
-    made = BY_NAME[choice("strategy", name, BY_NAME)]
+    made = named(name)
     allowed = [field.name for field in fields(made)]
     for key in options:
         if key not in allowed:
@@ -65,7 +75,7 @@ def check_options(name: str, options: Iterable[str], also: Sequence[str] = ()) -
 def by_name(name: str, **options: Any) -> Strategy:
     """The strategy of this name with these keywords; ValueError for another name, or a keyword it does not have."""
     check_options(name, options)
-    return BY_NAME[name](**options)
+    return named(name)(**options)
 
 
 def from_settings(settings: Mapping[str, Any]) -> Strategy:

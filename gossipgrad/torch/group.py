@@ -6,14 +6,14 @@ import dataclasses
 import io
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from gossipgrad import _core, optim, strategies
-from gossipgrad.cluster import Network, VirtualCluster, links, make_team, refuse, with_circumstances
+from gossipgrad.cluster import Network, VirtualCluster, links, machines, make_team, refuse, with_circumstances
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer, number
 from gossipgrad.launch import agreement, environment
@@ -36,6 +36,7 @@ _RATES_AT_ONCE = 256
 # Counts of an exchange since its creation; messages and the clock are the team's.
 _COUNTED = ("exposed_seconds", "skipped")
 CALL = "gossipgrad.torch.wrap"
+_NORMALISING = (torch.nn.modules.batchnorm._NormBase, torch.nn.GroupNorm)
 
 
 class Group:
@@ -47,20 +48,24 @@ class Group:
         layers: Sequence[Sequence[Layer]],
         *,
         optimizer: Any,
-        strategy: strategies.Strategy | None,
+        strategy: strategies.Strategy | Literal["auto"] | None,
         compression: AdaComp | None,
         comm: Any,
         seed: int,
         timeout: float,
         network: Network | None,
         trace: int,
+        batch_size: int | None = None,
     ) -> None:
         if not isinstance(comm, VirtualCluster):
             check_launcher()
         try:
             self.unfused = isinstance(optimizer, torch.optim.Optimizer)
             self.optimizer = optim.SGD(lr=1.0) if self.unfused else checked_optimizer(optimizer)
-            self.strategy = checked_strategy(strategy)
+            self.strategy = checked_strategy(strategy, auto=True)
+            samples = None if batch_size is None else integer("batch_size", batch_size, 1)
+            if samples is None and isinstance(self.strategy, strategies.Auto):
+                raise ValueError("strategy='auto' chooses by the samples of a rank: batch_size= says how many")
             self.compression = checked_compression(compression, self.strategy)
             self.seed = integer("seed", seed, 0, 2**64 - 1)
             self.trace = integer("trace", trace, 0)
@@ -81,15 +86,23 @@ class Group:
             refuse(comm, CALL, error)
         self.team = make_team(given, seconds, network)
         self.layers = [list(one) for one in layers]  # of each local rank
+        links_given = links(given, network)
         with agreement.agreed(self.team, CALL) as one:
             if self.strategy.workers(self.team.size) != self.team.size:
                 raise ValueError("dedicated=True: allowed: False; every process trains a module")
             check_synchronised(modules[0], self.strategy, self.team.size, self.virtual is not None)
-            one.facts = self._facts(modules[0], layers[0], optimizer, network, timeout)
+            one.facts = self._facts(modules[0], layers[0], optimizer, network, timeout) | {"batch_size": samples}
         if self.team.size > 1:
             self._share_first_weights(modules)
         notices.kernels_not_built(self.team.rank, environment.core_info())
-        self.exchange = exchanged(self.strategy, self.compression, self.team, links(given, network))
+        self.decision = ""  # which strategy "auto" has chosen, and why
+        normalises = any(isinstance(one, _NORMALISING) for one in modules[0].modules())
+        if isinstance(self.strategy, strategies.Auto) and samples is not None:
+            how = samples, self.team.size, normalises, machines(self.team, links_given)
+            self.strategy, self.decision = strategies.choose(*how)
+        self.exchange = exchanged(self.strategy, self.compression, self.team, links_given)
+        if samples is not None:
+            self._few_samples(samples, normalises, machines(self.team, links_given))
         self.rate: float | None = None  # by set_rate; None: the optimiser's schedule applies
         self._given = self.optimizer
         self._rates_until = 0
@@ -100,6 +113,13 @@ class Group:
         self.core = self._made()
         for rank in range(len(self.layers)):
             self.load_module(rank)
+
+    def _few_samples(self, samples: int, normalises: bool, nodes: int) -> None:
+        """Warn if gossip has few samples a rank."""
+        if isinstance(self.strategy, strategies.GossipGraD):
+            members = self.strategy.partners_on(self.team)[0]
+            how = self.strategy, self.exchange, samples, self.team.size, members, normalises, nodes
+            notices.few_samples(self.team.rank, strategies.few_samples(*how))
 
     def _facts(
         self, module: Any, layers: Sequence[Layer], optimizer: Any, network: Network | None, timeout: float

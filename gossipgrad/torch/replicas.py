@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -108,8 +108,9 @@ def replicas(
     make_module: Callable[[], Any],
     cluster: VirtualCluster | int,
     optimizer: Any = None,
-    strategy: Strategy | None = None,
+    strategy: Strategy | Literal["auto"] | None = None,
     *,
+    batch_size: int | None = None,
     groups: Callable[[Any], Sequence[Mapping[str, Any]]] | None = None,
     compression: AdaComp | None = None,
     seed: int = 0,
@@ -169,6 +170,7 @@ def replicas(
         timeout=timeout,
         network=None,
         trace=trace,
+        batch_size=batch_size,
     )
     made = [
         Wrapped(module, group, rank, overlap, of_torch[rank] if of_torch else None)

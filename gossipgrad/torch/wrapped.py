@@ -7,7 +7,7 @@ import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -567,6 +567,11 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         """The strategy's name, as on the command line."""
         return self._group.strategy.name
 
+    @property
+    def decision(self) -> str:
+        """Which strategy "auto" has chosen, and why; "" without "auto"."""
+        return self._group.decision
+
     def _go_on_at(self, step: int) -> None:
         """Continue schedules at this step, with zero moments. Collective, between two steps."""
         self._settle("load_checkpoint")
@@ -687,8 +692,9 @@ def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
 def wrap(
     module: Any,
     optimizer: Any = None,
-    strategy: Strategy | None = None,
+    strategy: Strategy | Literal["auto"] | None = None,
     *,
+    batch_size: int | None = None,
     comm: Any = None,
     groups: Sequence[Mapping[str, Any]] | None = None,
     compression: AdaComp | None = None,
@@ -718,7 +724,9 @@ def wrap(
     strategy     None: GossipGraD(). `gg.AllReduce()` computes what DistributedDataParallel does. Strategies compute
                  as in a Trainer. Only asynchronous servers (ParameterServer) differ, from their first exchange on: a
                  server answers when its process looks for requests, which a module's hooks do at other moments than a
-                 Trainer. So changes are added in another order.
+                 Trainer. So changes are added in another order. "auto": chosen by batch_size, as
+                 gossipgrad.strategies.Auto says; `model.decision` names it and the reason.
+    batch_size   samples of a rank and step, for "auto" and for a warning where they are few; the loop may give others.
     comm         None: the ranks of mpiexec; or a communicator of mpi4py. For several ranks in one process there is
                  gg.torch.replicas.
     groups       parameters with settings of their own, as torch.optim's param_groups: a list of dicts with "params" and
@@ -760,6 +768,7 @@ def wrap(
         timeout=timeout,
         network=network,
         trace=trace,
+        batch_size=batch_size,
     )
     if group.unfused and group.team.rank == 0:
         warn("optimizer: one of torch's, whose step is a pass of its own: gossipgrad's, as gg.SGD(...), is faster")

@@ -40,12 +40,22 @@ def checked_optimizer(optimizer: optim.Optimizer | None) -> optim.Optimizer:
     return copy.copy(optimizer)  # a copy, because it receives the steps of this training
 
 
-def checked_strategy(strategy: strategies.Strategy | None) -> strategies.Strategy:
-    """The strategy; None: GossipGraD. TypeError for other objects."""
+def checked_strategy(strategy: strategies.Strategy | str | None, auto: bool = False) -> strategies.Strategy:
+    """The strategy; None: GossipGraD. TypeError for other objects.
+
+    auto: "auto" is allowed, and becomes strategies.Auto().
+    """
     if strategy is None:
         return strategies.GossipGraD()
+    if strategy == strategies.Auto.name or isinstance(strategy, strategies.Auto):
+        if not auto:
+            raise ValueError(
+                "strategy='auto': allowed where the samples of a rank are known: gossipgrad.Trainer, gossipgrad.torch"
+            )
+        return strategies.Auto()
     if not isinstance(strategy, strategies.Strategy) or not strategy.name:
-        allowed = ", ".join(f"gossipgrad.{c.__name__}()" for c in strategies.BY_NAME.values())
+        names = [f"gossipgrad.{c.__name__}()" for c in strategies.BY_NAME.values()]
+        allowed = ", ".join([*names, *(["'auto'"] if auto else [])])
         raise TypeError(f"strategy={strategy!r}: allowed: {allowed}{meant('', strategy, strategies.BY_NAME)}")
     return strategy
 
@@ -94,6 +104,14 @@ def checked_apoptosis(given: Apoptosis | None, net: Model) -> Apoptosis | None:
     apoptosis.chosen("Apoptosis", given.layers, net)
     apoptosis.leasts("Apoptosis", given.least, net)
     return given
+
+
+_NORMALISING = ("batch_norm1d", "batch_norm2d", "group_norm")
+
+
+def normalised(net: Model) -> bool:
+    """True if the network has batch or group normalisation, before which the scale of weights has no effect."""
+    return any(node["kind"] in _NORMALISING for node in net.graph.nodes())
 
 
 def exchanged(

@@ -108,6 +108,8 @@ class Loop:
                 call(self.callbacks, "on_fit_begin", trainer)
                 wanted = check_steps(self.callbacks)  # on_fit_begin may have set others
                 one.number = self._number(bool(trainer.stop))
+            if trainer.decision:
+                trainer.say(f"strategy 'auto': {trainer.decision}")
             trainer.stop = any(self._numbers(one, "before the first step"))
             trainer.team.halt_begin(trainer.step)
             self._pauses = self._all_pauses(wanted)

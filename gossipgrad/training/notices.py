@@ -98,6 +98,12 @@ def slow_bfloat16(rank: int, core: Record) -> None:
         )
 
 
+def few_samples(rank: int, text: str | None) -> None:
+    """Warn of what few samples a rank cost by gossip: the result of strategies.few_samples."""
+    if rank == 0 and text is not None:
+        warn(text)
+
+
 def sorted_samples(rank: int, train: Dataset, strategy: Strategy, workers: int) -> None:
     """Warn of contiguous shards: replicas with unlike samples drift apart, and their mean learns less."""
     if rank or not strategy.replicas_differ or getattr(strategy, "shuffle_samples", False):

@@ -12,7 +12,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ from gossipgrad.training.chosen import (
     checked_precision,
     checked_strategy,
     exchanged,
+    normalised,
     strategy_options,
 )
 from gossipgrad.training.fit_state import FitState
@@ -93,7 +94,7 @@ class Replicas:
         loss: heads.Losses = "cross_entropy",
         loss_weights: Sequence[float] | Mapping[str, float] | None = None,
         optimizer: optim.Optimizer | None = None,
-        strategy: strategies.Strategy | None = None,
+        strategy: strategies.Strategy | Literal["auto"] | None = None,
         compression: AdaComp | None = None,
         apoptosis: Apoptosis | None = None,
         seed: int = 0,
@@ -118,7 +119,8 @@ class Replicas:
         loss_weights  factors of the outputs' losses in the sum that is trained: a list, or a dict by name, where
                  missing ones are 1; None: those of the network.
         optimizer  gossipgrad.SGD(...), Adam(...) or another Optimizer; None: SGD(lr=0.01, momentum=0.9).
-        strategy  how ranks exchange, a gossipgrad.Strategy; None: GossipGraD().
+        strategy  how ranks exchange, a gossipgrad.Strategy; None: GossipGraD(). "auto": the first fit or train_step
+                 chooses by the samples of a rank (gossipgrad.strategies.Auto); until then it is GossipGraD().
         compression  gossipgrad.AdaComp(...): messages become 40 to 200 times smaller. Strategies that cannot compress
                  refuse it.
         apoptosis  gossipgrad.Apoptosis(...): redundant units leave the network while it trains; trainer.net is then
@@ -171,7 +173,10 @@ class Replicas:
             self.heads = heads.with_losses(net.heads, loss, loss_weights)
             self.loss = self.heads[0].kind  # the main one's name
             self.optimizer = checked_optimizer(optimizer)
-            self.strategy = checked_strategy(strategy)
+            given = checked_strategy(strategy, auto=True)
+            self.undecided = isinstance(given, strategies.Auto)  # until the samples of a rank are known
+            checked_compression(compression, given)
+            self.strategy = strategies.GossipGraD() if self.undecided else given
             self.compression = checked_compression(compression, self.strategy)
             self.apoptosis = checked_apoptosis(apoptosis, net)
             if self.apoptosis is not None and isinstance(self.apoptosis.probe, Dataset):
@@ -213,6 +218,8 @@ class Replicas:
         self.dtype: DType = self._dtype_of(dtype)
         notices.one_rank(self.team, network, timeout)
         notices.kernels_not_built(self.team.rank, environment.core_info())
+        self.decision = ""  # which strategy "auto" has chosen, and why
+        self._samples_seen = False
         self.stop = False
         self.resumed = False  # True if this fit continues from a checkpoint saved after an epoch
         self.fit_state = FitState()
@@ -260,6 +267,7 @@ class Replicas:
             "loaded weights": lambda: fingerprint.weights(self.net.weights()) if self.net.loaded else "none",
             **heads.loss_settings(self.heads),
             **self.strategy.settings(),
+            **({"strategy": "auto"} if self.undecided else {}),
             "compression": "none" if self.compression is None else self.compression.settings(),
             "apoptosis": "none" if self.apoptosis is None else self.apoptosis.settings(),
             "probe": lambda: fingerprint.data(getattr(self.apoptosis, "own_probe", None)),
@@ -451,6 +459,24 @@ class Replicas:
         if self.exchange != exchange:
             self.exchange = exchange
             self._make()
+
+    def see_samples(self, samples: int) -> None:
+        """Decide on strategy="auto" for batches of `samples` a rank; warn if gossip has few. Once. Collective."""
+        if self._samples_seen:
+            return
+        self._samples_seen = True
+        machines, normalises = cluster.machines(self.team, self.network), normalised(self.net)
+        if self.undecided:
+            self.undecided = False
+            strategy, self.decision = strategies.choose(samples, self.size, normalises, machines)
+            if strategy != self.strategy:
+                self.__dict__["strategy"] = strategy
+                self.exchange = exchanged(strategy, self.compression, self.team, self.network)
+                self._make()
+        elif isinstance(self.strategy, strategies.GossipGraD):
+            members = self.strategy.partners_on(self.team)[0]
+            how = self.strategy, self.exchange, samples, self.size, members, normalises, machines
+            notices.few_samples(self.rank, strategies.few_samples(*how))
 
     def copy_weights(self) -> tuple[list[Arrays], Arrays, Model]:
         """The weights of each local rank, the consensus weights, and the network, for put_weights_back. Collective."""

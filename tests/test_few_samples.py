@@ -1,0 +1,241 @@
+"""Few samples a rank: the estimate of what gossip costs, its warning, and strategy="auto"."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+import gossipgrad as gg
+from gossipgrad import strategies
+from gossipgrad.strategies.auto import WANTED, WARNED, cost, spread
+
+MOMENTUM = 0.9
+
+
+def network(normalised=True):
+    norm = [gg.BatchNorm2d()] if normalised else []
+    return gg.Sequential([gg.Conv2d(4, 3), *norm, gg.ReLU(), gg.Flatten(), gg.Linear(3)], input=(1, 5, 5))
+
+
+def samples(count):
+    rng = np.random.default_rng(0)
+    return rng.random((count, 1, 5, 5), np.float32), rng.integers(0, 3, count).astype(np.int32)
+
+
+def fit(ranks, batch, normalised=True, said=None, **how):
+    """A trainer after one step; `said` receives the warnings."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        trainer = gg.Trainer(network(normalised), comm=gg.VirtualCluster(ranks), **how)
+        trainer.fit(*samples(ranks * batch), batch_size=batch, progress=False)
+    if said is not None:
+        said += [str(one.message) for one in found]
+    return trainer
+
+
+@pytest.mark.core(99)
+@pytest.mark.parametrize("ranks", [2, 4, 8, 32, 128])
+def test_the_spread_is_that_of_independent_gradients(ranks):
+    # After t + 1 averages with partners at distances 1, 2, 4, ... a gradient is spread evenly over 2^(t + 1) ranks.
+    exact, step = 0.0, 1.0
+    for t in range(int(math.log2(ranks))):
+        exact += step**2 * (0.5 ** (t + 1) - 1 / ranks)
+        step = 1 + MOMENTUM * step
+    assert spread(ranks) == pytest.approx(exact, rel=1e-9)
+    assert (spread(ranks, momentum=False) > spread(ranks)) == (ranks > 2)
+
+
+@pytest.mark.core(99)
+def test_the_spread_is_that_of_a_training():
+    """The variance of replicas whose gradients are noise alone, measured in an Exchange, against the estimate."""
+    ranks, width, steps = 8, 20_000, 40
+    rng = np.random.default_rng(1)
+    exchange = gg.Exchange(
+        {"w": np.zeros(width, np.float32)},
+        optimizer=gg.SGD(lr=1.0, momentum=MOMENTUM),
+        strategy=gg.GossipGraD(exchange="weights+momentum", rotate=False),
+        comm=gg.VirtualCluster(ranks),
+    )
+    found = []
+    for step in range(steps):
+        for one in exchange.replicas:
+            one.gradients["w"][:] = rng.standard_normal(width, np.float32)
+        exchange.step()
+        if step >= 16:
+            exchange.settle()
+            weights = np.stack([one.weights["w"] for one in exchange.replicas]).astype(np.float64)
+            found.append(np.square(weights - weights.mean(0)).sum(0).mean() / ranks)
+    assert np.mean(found) == pytest.approx(spread(ranks), rel=0.1)
+
+
+@pytest.mark.core(99)
+def test_more_ranks_and_fewer_samples_cost_more():
+    assert cost(4, 1, True) == cost(4, 2, True) == 0
+    assert cost(4, 8, True) < cost(4, 32, True) < cost(1, 32, True)
+    assert cost(4, 8, False) < cost(4, 8, True) < cost(4, 8, True, momentum=False)
+
+
+@pytest.mark.core(99)
+@pytest.mark.parametrize(
+    ("ranks", "batch", "normalised"), [(1, 1, True), (2, 1, True), (2, 32, True), (8, 32, True), (8, 32, False)]
+)
+def test_usual_batches_bring_no_warning(ranks, batch, normalised):
+    said = []
+    fit(ranks, batch, normalised, said)
+    assert not [one for one in said if "points of accuracy" in one]
+
+
+@pytest.mark.core(99)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_usual_batches_on_machines_bring_no_warning(ranks):
+    # Ranks behind simulated links are machines: without momentum in the messages replicas differ more.
+    said = []
+    fit(ranks, 32, True, said, network=gg.Network(latency=1e-6, bandwidth=1e9))
+    assert not [one for one in said if "points of accuracy" in one]
+
+
+@pytest.mark.core(99)
+def test_few_samples_bring_one_warning_with_the_remedy():
+    said = []
+    trainer = fit(16, 1, True, said)
+    found = [one for one in said if "points of accuracy" in one]
+    assert len(found) == 1
+    assert found[0].startswith("1 sample a rank and step on 16 ranks may cost a network with normalisation about 1.3")
+    assert (
+        "strategy='auto', which is GossipGraD(hierarchical=True, ranks_per_node=4) here; or batch_size=11" in found[0]
+    )
+    assert cost(11, 16, True) <= WARNED < cost(10, 16, True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.fit(*samples(16), batch_size=1, progress=False)  # once a trainer
+
+
+@pytest.mark.core(99)
+@pytest.mark.parametrize("strategy", [gg.AllReduce(), gg.QuasiGlobal(), gg.GossipGraD(exchange="gradients")])
+def test_other_strategies_bring_no_warning(strategy):
+    said = []
+    fit(16, 1, True, said, strategy=strategy)
+    assert not [one for one in said if "points of accuracy" in one]
+
+
+@pytest.mark.core(99)
+@pytest.mark.parametrize("ranks", [6, 7, 8, 12, 16, 60, 128, 512])
+@pytest.mark.parametrize("batch", [1, 4, 64])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_the_smallest_nodes_that_suffice_are_chosen(ranks, batch, normalised):
+    chosen, why = strategies.choose(batch, ranks, normalised, 1)
+    enough = [
+        size
+        for size in range(2, ranks // 4 + 1)
+        if ranks % size == 0 and cost(batch * size, ranks // size, normalised) <= WANTED
+    ]
+    if cost(batch, ranks, normalised) <= WARNED:
+        assert chosen == gg.GossipGraD()
+    elif enough:
+        assert chosen == gg.GossipGraD(hierarchical=True, ranks_per_node=enough[0])
+    else:
+        assert chosen == gg.AllReduce()
+    assert why.startswith(type(chosen).__name__)
+    assert "\n" not in why
+
+
+@pytest.mark.core(99)
+@pytest.mark.parametrize(
+    ("ranks", "batch", "same"),
+    [
+        (4, 16, gg.GossipGraD()),
+        (16, 2, gg.GossipGraD(hierarchical=True, ranks_per_node=4)),
+        (5, 1, gg.AllReduce()),
+    ],
+)
+def test_auto_is_the_chosen_strategy_to_the_bit(ranks, batch, same, tmp_path):
+    auto, plain = fit(ranks, batch, strategy="auto"), fit(ranks, batch, strategy=same)
+    assert auto.strategy == same
+    assert auto.exchange == plain.exchange
+    assert auto.weights_sha256() == plain.weights_sha256()
+    assert auto.history.settings | {"fit": 0} == plain.history.settings | {"fit": 0}
+    assert auto.decision.startswith(type(same).__name__)
+    assert plain.decision == ""
+    # It is stored as the chosen one, and goes on to the bit.
+    path = str(tmp_path / "auto.safetensors")
+    auto.save(path)
+    loaded = gg.Trainer.load(path, comm=gg.VirtualCluster(ranks))
+    assert loaded.strategy == same
+    for one in (auto, loaded):
+        one.fit(*samples(ranks * batch), batch_size=batch, progress=False)
+    assert auto.weights_sha256() == loaded.weights_sha256()
+    resumed = gg.Trainer(network(), strategy="auto", comm=gg.VirtualCluster(ranks))
+    resumed.fit(*samples(ranks * batch), batch_size=batch, epochs=2, resume=path, progress=False)
+    assert resumed.weights_sha256() == auto.weights_sha256()
+
+
+@pytest.mark.core(99)
+def test_the_choice_is_said_once(capsys):
+    trainer = gg.Trainer(network(), strategy="auto", comm=gg.VirtualCluster(16))
+    trainer.fit(*samples(32), batch_size=2)
+    out = capsys.readouterr()
+    assert (out.out + out.err).count("strategy 'auto': GossipGraD(hierarchical=True, ranks_per_node=4): 2 samples") == 1
+
+
+@pytest.mark.core(99)
+def test_a_step_decides_as_well():
+    trainer = gg.Trainer(network(), strategy="auto", comm=gg.VirtualCluster(5))
+    x, y = samples(5)
+    trainer.train_step(list(x[:, None]), list(y[:, None]))
+    assert trainer.strategy == gg.AllReduce()
+    assert trainer.step == 1
+
+
+@pytest.mark.core(99)
+def test_loaded_weights_survive_the_choice():
+    given = network()
+    start = {name: array + 0.5 for name, array in given.weights(0).items()}
+    trainer = gg.Trainer(given, strategy="auto", optimizer=gg.SGD(lr=0.0), comm=gg.VirtualCluster(5))
+    trainer.load_weights(start)
+    trainer.fit(*samples(5), batch_size=1, progress=False)
+    for name, array in trainer.weights().items():
+        if "running" not in name:
+            np.testing.assert_array_equal(array, start[name])
+
+
+@pytest.mark.core(99)
+def test_auto_is_refused_where_samples_are_unknown():
+    with pytest.raises(ValueError, match=r"strategy='auto': allowed where the samples of a rank are known"):
+        gg.Exchange({"w": np.zeros(3, np.float32)}, strategy="auto")
+    with pytest.raises(ValueError, match=r"compression='adacomp' with strategy='auto': the chosen strategy may"):
+        gg.Trainer(network(), strategy="auto", compression=gg.AdaComp())
+    with pytest.raises(TypeError, match=r"strategy='autos': allowed: .*'auto'"):
+        gg.Trainer(network(), strategy="autos")
+    with pytest.raises(ValueError, match=r"staleness: not an option of strategy='auto'"):
+        strategies.by_name("auto", staleness=1)
+
+
+@pytest.mark.core(99)
+def test_torch_chooses_and_warns_by_batch_size():
+    torch = pytest.importorskip("torch")
+    import gossipgrad.torch
+
+    def make(normalised):
+        torch.manual_seed(0)
+        norm = [torch.nn.BatchNorm1d(4)] if normalised else []
+        return torch.nn.Sequential(torch.nn.Linear(3, 4), *norm, torch.nn.Linear(4, 2))
+
+    def strategy(normalised, **how):
+        models = gossipgrad.torch.replicas(lambda: make(normalised), 16, gg.SGD(lr=0.1), **how)
+        chosen = models[0].strategy_name, models[0].decision
+        models.close()
+        return chosen
+
+    name, why = strategy(True, strategy="auto", batch_size=2)
+    assert (name, why) == ("gossipgrad", strategies.choose(2, 16, True, 1)[1])
+    assert strategy(True, strategy="auto", batch_size=64)[1].startswith("GossipGraD()")
+    assert strategy(False, strategy="auto", batch_size=8)[1].startswith("GossipGraD()")
+    with pytest.raises(ValueError, match=r"strategy='auto' chooses by the samples of a rank: batch_size="):
+        strategy(True, strategy="auto")
+    with pytest.warns(UserWarning, match=r"1 sample a rank and step on 16 ranks may cost a network with normalisation"):
+        strategy(True, batch_size=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        strategy(True, batch_size=64)
+        strategy(True)
