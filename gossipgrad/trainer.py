@@ -143,31 +143,13 @@ class Trainer(Replicas):
         CheckpointError: `resume` does not fit. KeyboardInterrupt: SIGINT; under MPI all ranks raise it after the same
         step, whichever rank the signal reached. SavedOnSignal: as Checkpoint(save_on_signal=True) asks. Collective.
         """
+        given_arguments = {name: value for name, value in locals().items() if name != "self"}
         with self.agreed() as one:
             if self.fitting:
                 raise RuntimeError(
                     "fit was called within fit, by a callback or another thread; allowed: after fit has returned"
                 )
-            call = Fit.checked(
-                self,
-                train,
-                y,
-                validation=validation,
-                validation_split=validation_split,
-                epochs=epochs,
-                batch_size=batch_size,
-                callbacks=callbacks,
-                validate_replicas=validate_replicas,
-                shuffle=shuffle,
-                drop_last=drop_last,
-                final_mix=final_mix,
-                progress=progress,
-                resume=resume,
-                sample_weight=sample_weight,
-                class_weight=class_weight,
-                shard=shard,
-                sharded=sharded,
-            )
+            call = Fit.checked(self, **given_arguments)
             one.hints, one.facts = HINTS, call.facts(self)
         saving = any(isinstance(one, Checkpoint) and one.save_on_signal for one in call.callbacks)
         with Noted(not agreement.alone(self.team), saving) as interrupts:

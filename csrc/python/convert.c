@@ -13,6 +13,24 @@ PyTypeObject *gg_py_add_type(PyObject *module, PyType_Spec *spec) {
     return type;
 }
 
+PyObject *gg_py_append(PyObject *list, PyObject *value) {
+    if (list == NULL || value == NULL || PyList_Append(list, value) < 0) Py_CLEAR(list);
+    Py_XDECREF(value);
+    return list;
+}
+
+PyObject *gg_py_put(PyObject *dict, const char *key, PyObject *value) {
+    if (dict == NULL || value == NULL || PyDict_SetItemString(dict, key, value) < 0) Py_CLEAR(dict);
+    Py_XDECREF(value);
+    return dict;
+}
+
+PyObject *gg_py_integers(const int64_t *numbers, int count) {
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < count; ++i) list = gg_py_append(list, PyLong_FromLongLong(numbers[i]));
+    return list;
+}
+
 PyObject *gg_py_text(const char *text) { return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"); }
 
 PyObject *gg_py_raise(gg_status status) {
@@ -35,6 +53,8 @@ PyObject *gg_py_raise(gg_status status) {
     Py_XDECREF(text);
     return NULL;
 }
+
+PyObject *gg_py_done(gg_status status) { return status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status); }
 
 int gg_py_step(PyObject *value, const char *name, int64_t *out) {
     if (value == NULL) {

@@ -45,6 +45,8 @@ void gg_py_exchange_hold(gg_py_exchange *x, PyObject *object);
 void gg_py_exchange_adopt(gg_py_exchange *x, gg_py_option_memory *memory, bool adopted);
 /* Rank of an argument: None gives -1, all ranks. -2 with an exception. */
 int gg_py_exchange_rank(const gg_py_exchange *x, PyObject *object);
+/* As gg_py_exchange_rank; None is a TypeError. */
+int gg_py_exchange_one_rank(const gg_py_exchange *x, PyObject *object);
 
 /* Tables of methods, each ended by a NULL name. */
 extern PyMethodDef gg_py_exchange_steps[], gg_py_exchange_state[];

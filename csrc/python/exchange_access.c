@@ -59,6 +59,12 @@ int gg_py_exchange_rank(const gg_py_exchange *x, PyObject *object) {
     return -2;
 }
 
+int gg_py_exchange_one_rank(const gg_py_exchange *x, PyObject *object) {
+    if (object != Py_None) return gg_py_exchange_rank(x, object);
+    PyErr_SetString(PyExc_TypeError, "rank: None; a rank must be named");
+    return -2;
+}
+
 bool gg_py_exchange_allows(const gg_py_exchange *x, int rank) {
     if (rank >= 0 && !gg_py_exchange_has_steps(x)) return false;
     if (gg_py_team_check_process(x->team) < 0 || gg_py_team_check_collectives(x->team) < 0) return false;
@@ -108,6 +114,5 @@ PyObject *gg_py_exchange_call(gg_py_exchange *x, int rank, gg_status (*fn)(void 
     }
     Py_END_ALLOW_THREADS;
     *busy = false;
-    if (status != GG_OK) return gg_py_raise(status);
-    Py_RETURN_NONE;
+    return gg_py_done(status);
 }

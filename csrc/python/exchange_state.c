@@ -27,9 +27,7 @@ static int rank_of(PyObject *self, PyObject *args) {
     const gg_py_exchange *x = (gg_py_exchange *)self;
     PyObject *object = NULL;
     if (!PyArg_ParseTuple(args, "|O", &object) || gg_py_team_check_process(x->team) < 0) return -1;
-    const int rank = object == NULL ? 0 : gg_py_exchange_rank(x, object);
-    if (rank == -1) PyErr_SetString(PyExc_TypeError, "rank: None; a rank must be named");
-    return rank < 0 ? -1 : rank;
+    return object == NULL ? 0 : gg_py_exchange_one_rank(x, object);
 }
 
 static PyObject *exchange_weights(PyObject *self, PyObject *args) {
@@ -76,7 +74,7 @@ static PyObject *exchange_check_arena(PyObject *self, PyObject *name) {
     const int place = text != NULL ? arena_place(self, text) : -1;
     if (place < 0 || !gg_py_exchange_allows((gg_py_exchange *)self, -1)) return NULL;
     const gg_status status = gg_exchange_check_arena(exchange_of(self, 0), place);
-    return status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
+    return gg_py_done(status);
 }
 
 static gg_status call_gather(void *context, int local) {

@@ -14,60 +14,29 @@ typedef struct rank_call {
         *gradient; /* one a parameter of the layer: its gradient's place; NULL means that all are in the arena */
 } rank_call;
 
-static gg_status call_begin(void *context, int local) {
-    const rank_call *c = context;
-    return gg_steps_begin(c->exchange->steps[local], c->batches);
-}
-
-static gg_status call_need(void *context, int local) {
-    const rank_call *c = context;
-    return gg_steps_need(c->exchange->steps[local], c->layer);
-}
-
-static gg_status call_ready(void *context, int local) {
-    const rank_call *c = context;
-    return gg_steps_ready(c->exchange->steps[local], c->layer, c->gradient);
-}
-
-static gg_status call_poll(void *context, int local) {
-    const rank_call *c = context;
-    return gg_exchange_poll(gg_peers_exchange(c->exchange->peers, local));
-}
-
-static gg_status call_end(void *context, int local) {
-    const rank_call *c = context;
-    return gg_steps_end(c->exchange->steps[local]);
-}
-
-static gg_status call_wait(void *context, int local) {
-    const rank_call *c = context;
-    return gg_exchange_wait(gg_peers_exchange(c->exchange->peers, local));
-}
-
-static gg_status call_settle(void *context, int local) {
-    const rank_call *c = context;
-    return gg_peers_settle(c->exchange->peers, local);
-}
-
-static gg_status call_zero_gradients(void *context, int local) {
-    const rank_call *c = context;
-    gg_steps_zero_gradients(c->exchange->steps[local]);
-    return GG_OK;
-}
-
-static gg_status call_whole_step(void *context, int local) {
-    const rank_call *c = context;
-    return gg_steps_whole(c->exchange->steps[local], c->batches);
-}
+/* Functions of a rank, for gg_py_exchange_call. */
+#define RANK_CALL(name, expression)                                                                                    \
+    static gg_status call_##name(void *context, int local) {                                                           \
+        const rank_call *c = context;                                                                                  \
+        return expression;                                                                                             \
+    }
+RANK_CALL(begin, gg_steps_begin(c->exchange->steps[local], c->batches))
+RANK_CALL(need, gg_steps_need(c->exchange->steps[local], c->layer))
+RANK_CALL(ready, gg_steps_ready(c->exchange->steps[local], c->layer, c->gradient))
+RANK_CALL(poll, gg_exchange_poll(gg_peers_exchange(c->exchange->peers, local)))
+RANK_CALL(end, gg_steps_end(c->exchange->steps[local]))
+RANK_CALL(wait, gg_exchange_wait(gg_peers_exchange(c->exchange->peers, local)))
+RANK_CALL(settle, gg_peers_settle(c->exchange->peers, local))
+RANK_CALL(whole_step, gg_steps_whole(c->exchange->steps[local], c->batches))
+RANK_CALL(zero_gradients, (gg_steps_zero_gradients(c->exchange->steps[local]), GG_OK))
 
 /* A method whose only argument is a rank; with `all`, None means all ranks. */
 static PyObject *simple_call(PyObject *self, PyObject *args, bool all, gg_status (*fn)(void *context, int local)) {
     rank_call c = {.exchange = (gg_py_exchange *)self};
     PyObject *object = all ? Py_None : NULL;
     if (!PyArg_ParseTuple(args, all ? "|O" : "O", &object)) return NULL;
-    const int rank = gg_py_exchange_rank(c.exchange, object);
-    if (rank == -1 && !all) PyErr_SetString(PyExc_TypeError, "rank: None; a rank must be named");
-    if (rank == -2 || PyErr_Occurred()) return NULL;
+    const int rank = all ? gg_py_exchange_rank(c.exchange, object) : gg_py_exchange_one_rank(c.exchange, object);
+    if (rank == -2) return NULL;
     return gg_py_exchange_call(c.exchange, rank, fn, &c);
 }
 
@@ -75,8 +44,7 @@ static PyObject *layer_call(PyObject *self, PyObject *args, gg_status (*fn)(void
     rank_call c = {.exchange = (gg_py_exchange *)self};
     PyObject *object;
     if (!PyArg_ParseTuple(args, "Oi", &object, &c.layer)) return NULL;
-    const int rank = gg_py_exchange_rank(c.exchange, object);
-    if (rank == -1) PyErr_SetString(PyExc_TypeError, "rank: None; a rank must be named");
+    const int rank = gg_py_exchange_one_rank(c.exchange, object);
     if (rank < 0) return NULL;
     return gg_py_exchange_call(c.exchange, rank, fn, &c);
 }
@@ -112,8 +80,7 @@ static PyObject *exchange_begin(PyObject *self, PyObject *args) {
     rank_call c = {.exchange = (gg_py_exchange *)self};
     PyObject *object, *batches = Py_None;
     if (!PyArg_ParseTuple(args, "O|O:begin", &object, &batches)) return NULL;
-    const int rank = gg_py_exchange_rank(c.exchange, object);
-    if (rank == -1) PyErr_SetString(PyExc_TypeError, "rank: None; a rank must be named");
+    const int rank = gg_py_exchange_one_rank(c.exchange, object);
     if (rank < 0 || !gg_py_exchange_allows(c.exchange, rank)) return NULL;
     if (read_batches(c.exchange, batches, &c.batches) < 0) return NULL;
     PyObject *result = gg_py_exchange_call(c.exchange, rank, call_begin, &c);
@@ -149,8 +116,7 @@ static PyObject *exchange_ready(PyObject *self, PyObject *args) {
     rank_call c = {.exchange = (gg_py_exchange *)self};
     PyObject *object, *addresses = Py_None;
     if (!PyArg_ParseTuple(args, "Oi|O:ready", &object, &c.layer, &addresses)) return NULL;
-    const int rank = gg_py_exchange_rank(c.exchange, object);
-    if (rank == -1) PyErr_SetString(PyExc_TypeError, "rank: None; a rank must be named");
+    const int rank = gg_py_exchange_one_rank(c.exchange, object);
     if (rank < 0) return NULL;
     if (addresses != Py_None && (c.gradient = read_addresses(c.exchange, c.layer, addresses)) == NULL) return NULL;
     PyObject *result = gg_py_exchange_call(c.exchange, rank, call_ready, &c);
@@ -174,9 +140,7 @@ static PyObject *exchange_large(PyObject *self, PyObject *unused) {
     PyObject *names = PyList_New(0);
     for (int i = 0; names != NULL && i < layout->parameters; ++i) {
         if (!gg_steps_is_large(&layout->parameter[i])) continue;
-        PyObject *name = PyUnicode_FromString(layout->parameter[i].name);
-        if (name == NULL || PyList_Append(names, name) < 0) Py_CLEAR(names);
-        Py_XDECREF(name);
+        names = gg_py_append(names, PyUnicode_FromString(layout->parameter[i].name));
     }
     return names;
 }
@@ -285,8 +249,7 @@ static PyObject *exchange_run(PyObject *self, PyObject *function) {
         PyErr_Restore(c.kind, c.value, c.trace);
         return NULL;
     }
-    if (status != GG_OK) return gg_py_raise(status);
-    Py_RETURN_NONE;
+    return gg_py_done(status);
 }
 
 PyMethodDef gg_py_exchange_steps[] = {
@@ -305,8 +268,7 @@ PyMethodDef gg_py_exchange_steps[] = {
     {"zero_gradients", exchange_zero_gradients, METH_VARARGS,
      "zero_gradients($self, rank, /)\n--\n\nGradients of a rank are zero, but for those of large parameters."},
     {"large", exchange_large, METH_NOARGS, "Parameters whose gradients may lie elsewhere than in the arena, by name."},
-    {"whole_step", (PyCFunction)(void (*)(void))whole_step, METH_VARARGS | METH_KEYWORDS,
-     "A whole step on the gradients that are written."},
+    {"whole_step", GG_PY_KEYWORDS(whole_step), "A whole step on the gradients that are written."},
     {"current_at_end", exchange_current_at_end, METH_NOARGS,
      "Whether weights may be written between end and begin without wait: nothing arrives in them any more."},
     {"under_way", exchange_under_way, METH_VARARGS,

@@ -200,8 +200,7 @@ static PyObject *set_factors(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "i(ff)(ff):set_factors", &node, &lr.weight, &lr.bias, &decay.weight, &decay.bias))
         return NULL;
     gg_status status = gg_graph_set_factors(((gg_py_graph *)self)->graph, node, lr, decay);
-    if (status != GG_OK) return gg_py_raise(status);
-    Py_RETURN_NONE;
+    return gg_py_done(status);
 }
 
 /* A head from a node's number, or from a tuple of the number and training_only. -1 with an exception. */
@@ -255,17 +254,13 @@ static PyObject *py_graph_nodes(PyObject *self, PyObject *unused) {
                 parameters += (long long)gg_graph_parameter(graph, p)->count;
         PyObject *inputs = PyList_New(0);
         for (int k = 0; inputs != NULL && k < node->inputs; ++k) {
-            PyObject *input = PyLong_FromLong(node->input[k]);
-            if (input == NULL || PyList_Append(inputs, input) < 0) Py_CLEAR(inputs);
-            Py_XDECREF(input);
+            inputs = gg_py_append(inputs, PyLong_FromLong(node->input[k]));
         }
-        PyObject *entry = inputs ? Py_BuildValue("{sssssNsNsLsL}", "name", node->desc.name, "kind",
-                                                 gg_layer_kind_name(node->desc.kind), "inputs", inputs, "shape",
-                                                 gg_py_shape_tuple(&node->shape), "parameters", parameters, "macs",
-                                                 (long long)gg_graph_node_macs(graph, i))
-                                 : NULL;
-        if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
-        Py_XDECREF(entry);
+        list = gg_py_append(list, inputs ? Py_BuildValue("{sssssNsNsLsL}", "name", node->desc.name, "kind",
+                                                         gg_layer_kind_name(node->desc.kind), "inputs", inputs, "shape",
+                                                         gg_py_shape_tuple(&node->shape), "parameters", parameters,
+                                                         "macs", (long long)gg_graph_node_macs(graph, i))
+                                         : NULL);
     }
     return list;
 }
@@ -277,9 +272,7 @@ static PyObject *py_graph_parameters(PyObject *self, PyObject *unused) {
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && i < gg_graph_parameters(graph); ++i) {
         const gg_parameter *p = gg_graph_parameter(graph, i);
-        PyObject *entry = Py_BuildValue("sNs", p->name, gg_py_shape_tuple(&p->shape), gg_role_name(p->role));
-        if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
-        Py_XDECREF(entry);
+        list = gg_py_append(list, Py_BuildValue("sNs", p->name, gg_py_shape_tuple(&p->shape), gg_role_name(p->role)));
     }
     return list;
 }
@@ -289,9 +282,8 @@ static PyObject *segments_dict(const gg_graph *graph, const gg_segments *segment
     for (int i = 0; dict != NULL && i < segments->count; ++i) {
         const gg_segment *one = &segments->segment[i];
         if (one->bin == 0) continue;
-        PyObject *entry = Py_BuildValue("si", gg_family_name(one->family), one->bin);
-        if (entry == NULL || PyDict_SetItemString(dict, gg_graph_parameter(graph, i)->name, entry) < 0) Py_CLEAR(dict);
-        Py_XDECREF(entry);
+        dict = gg_py_put(dict, gg_graph_parameter(graph, i)->name,
+                         Py_BuildValue("si", gg_family_name(one->family), one->bin));
     }
     return dict;
 }
@@ -369,8 +361,8 @@ static PyObject *initial_weights(PyObject *self, PyObject *argument) {
 }
 
 static PyMethodDef methods[] = {
-    {"input", (PyCFunction)(void (*)(void))add_input, METH_VARARGS | METH_KEYWORDS, "Adds the input node."},
-    {"layer", (PyCFunction)(void (*)(void))add_layer, METH_VARARGS | METH_KEYWORDS,
+    {"input", GG_PY_KEYWORDS(add_input), "Adds the input node."},
+    {"layer", GG_PY_KEYWORDS(add_layer),
      "Adds a layer; returns its node number. The options are those of the kind, under the names of Layer.options()."},
     {"set_factors", set_factors, METH_VARARGS,
      "set_factors($self, node, lr, weight_decay, /)\n--\n\nWhat multiplies the optimiser's of a layer's weights and of "

@@ -65,6 +65,16 @@ PyObject *gg_py_text(const char *text);
 
 /* Sets the exception of a status, with this thread's message. Returns NULL. */
 PyObject *gg_py_raise(gg_status status);
+/* None for GG_OK; otherwise gg_py_raise. */
+PyObject *gg_py_done(gg_status status);
+
+/* Executes a statement without the GIL. */
+#define GG_PY_WITHOUT_GIL(...)                                                                                         \
+    do {                                                                                                               \
+        Py_BEGIN_ALLOW_THREADS;                                                                                        \
+        __VA_ARGS__;                                                                                                   \
+        Py_END_ALLOW_THREADS;                                                                                          \
+    } while (0)
 
 /* Makes a source from a Python object with read(rows, epoch, samples, targets), for the fields of a set that are not in
  * memory; *out is one reference. Its attributes ordered, readers and ahead are those of gg_source. -1 with an
@@ -97,6 +107,13 @@ PyObject *gg_py_shape_tuple(const gg_shape *shape);
  * Copies only if needed, and never converts element types. */
 PyArrayObject *gg_py_array(PyObject *object, int type, const char *argument);
 PyArrayObject *gg_py_new_array(int dims, const npy_intp *sizes, int type);
+
+/* Add a value to a list, or to a dict. Both steal the value, and the list or dict, which they return: NULL with an
+ * exception if either is NULL or the value cannot be added. */
+PyObject *gg_py_append(PyObject *list, PyObject *value);
+PyObject *gg_py_put(PyObject *dict, const char *key, PyObject *value);
+/* A list of integers. */
+PyObject *gg_py_integers(const int64_t *numbers, int count);
 
 /* Allocates a zeroed arena of all elements, freed by PyMem_Free. NULL with an exception. */
 float *gg_py_arena_new(const gg_arena_layout *layout);

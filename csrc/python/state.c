@@ -22,9 +22,7 @@ PyObject *gg_py_arena_kinds(const gg_state *state) {
                                                       "copy",   "outer",    "outer moment"};
     PyObject *dict = PyDict_New();
     for (int i = 0; i < state->arenas && dict != NULL; ++i) {
-        PyObject *kind = PyUnicode_FromString(kinds[state->arena[i].kind]);
-        if (kind == NULL || PyDict_SetItemString(dict, state->arena[i].name, kind) < 0) Py_CLEAR(dict);
-        Py_XDECREF(kind);
+        dict = gg_py_put(dict, state->arena[i].name, PyUnicode_FromString(kinds[state->arena[i].kind]));
     }
     return dict;
 }
@@ -53,9 +51,7 @@ PyObject *gg_py_arena_dict(const gg_arena_layout *layout, float *arena, PyObject
     PyObject *dict = PyDict_New();
     for (int i = 0; dict != NULL && i < layout->parameters; ++i) {
         const gg_parameter *p = &layout->parameter[i];
-        PyArrayObject *array = array_of(p, arena + p->offset, owner);
-        if (array == NULL || PyDict_SetItemString(dict, p->name, (PyObject *)array) < 0) Py_CLEAR(dict);
-        Py_XDECREF(array);
+        dict = gg_py_put(dict, p->name, (PyObject *)array_of(p, arena + p->offset, owner));
     }
     return dict;
 }
@@ -186,11 +182,9 @@ PyObject *gg_py_spans(const gg_trace *trace, double offset) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && trace != NULL && i < gg_trace_count(trace); ++i) {
         const gg_trace_span *s = gg_trace_get(trace, i);
-        PyObject *entry =
-            Py_BuildValue("ddsLiiiidL", s->begin + offset, s->end + offset, s->name, (long long)s->step, (int)s->lane,
-                          (int)s->index, (int)s->last, (int)s->peer, s->arrived + offset, (long long)s->bytes);
-        if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
-        Py_XDECREF(entry);
+        list = gg_py_append(list, Py_BuildValue("ddsLiiiidL", s->begin + offset, s->end + offset, s->name,
+                                                (long long)s->step, (int)s->lane, (int)s->index, (int)s->last,
+                                                (int)s->peer, s->arrived + offset, (long long)s->bytes));
     }
     return list;
 }

@@ -78,9 +78,7 @@ static void py_team_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     /* A forked process has neither the threads nor the MPI state that the team refers to. */
     gg_team *team = gg_py_team_is_here((gg_py_team *)self) ? ((gg_py_team *)self)->team : NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    gg_team_release(team);
-    Py_END_ALLOW_THREADS;
+    GG_PY_WITHOUT_GIL(gg_team_release(team));
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -169,11 +167,8 @@ static PyObject *py_team_barrier(PyObject *self, PyObject *unused) {
     (void)unused;
     if (gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
     if (transport == NULL) Py_RETURN_NONE;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_barrier(transport);
-    Py_END_ALLOW_THREADS;
-    if (status != GG_OK) return gg_py_raise(status);
-    Py_RETURN_NONE;
+    GG_PY_WITHOUT_GIL(status = gg_barrier(transport));
+    return gg_py_done(status);
 }
 
 static PyObject *py_team_broadcast(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -189,17 +184,13 @@ static PyObject *py_team_broadcast(PyObject *self, PyObject *args, PyObject *kwa
     if (gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
     if (transport == NULL) return Py_NewRef(data);
     int64_t length = PyBytes_GET_SIZE(data);
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_broadcast(transport, &length, sizeof length, root);
-    Py_END_ALLOW_THREADS;
+    GG_PY_WITHOUT_GIL(status = gg_broadcast(transport, &length, sizeof length, root));
     if (status != GG_OK) return gg_py_raise(status);
     if (length == 0) return PyBytes_FromStringAndSize(NULL, 0);
     result = transport->rank == root ? Py_NewRef(data) : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length);
     if (result == NULL) return NULL;
     char *bytes = PyBytes_AS_STRING(result);
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_broadcast(transport, bytes, (size_t)length, root);
-    Py_END_ALLOW_THREADS;
+    GG_PY_WITHOUT_GIL(status = gg_broadcast(transport, bytes, (size_t)length, root));
     if (status != GG_OK) {
         Py_DECREF(result);
         return gg_py_raise(status);
@@ -215,9 +206,7 @@ static PyObject *py_team_allgather(PyObject *self, PyObject *data) {
     if (transport == NULL) return Py_BuildValue("[O]", data);
     PyObject *list = PyList_New(0);
     for (int root = 0; list != NULL && root < transport->size; ++root) {
-        PyObject *item = PyObject_CallMethod(self, "broadcast", "Oi", data, root);
-        if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
-        Py_XDECREF(item);
+        list = gg_py_append(list, PyObject_CallMethod(self, "broadcast", "Oi", data, root));
     }
     return list;
 }
@@ -238,9 +227,7 @@ static PyObject *py_team_agree(PyObject *self, PyObject *args, PyObject *kwargs)
     const double usual = transport->timeout;
     gg_status status;
     if (timeout > 0 && (usual == 0 || timeout < usual)) transport->timeout = timeout;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_agree(transport, own, (size_t)size, out);
-    Py_END_ALLOW_THREADS;
+    GG_PY_WITHOUT_GIL(status = gg_agree(transport, own, (size_t)size, out));
     transport->timeout = usual;
     PyObject *list = status == GG_OK ? PyList_New(ranks) : gg_py_raise(status);
     for (Py_ssize_t rank = 0; list != NULL && rank < ranks; ++rank) {
@@ -256,11 +243,8 @@ static PyObject *py_team_halt_begin(PyObject *self, PyObject *step) {
     const long long made = PyLong_AsLongLong(step);
     gg_status status;
     if (PyErr_Occurred() || gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_team_halt_begin(((gg_py_team *)self)->team, made);
-    Py_END_ALLOW_THREADS;
-    if (status != GG_OK) return gg_py_raise(status);
-    Py_RETURN_NONE;
+    GG_PY_WITHOUT_GIL(status = gg_team_halt_begin(((gg_py_team *)self)->team, made));
+    return gg_py_done(status);
 }
 
 static PyObject *py_team_halt_end(PyObject *self, PyObject *unused) {
@@ -276,9 +260,7 @@ static PyObject *py_team_halt_until(PyObject *self, PyObject *args) {
     gg_status status;
     if (!PyArg_ParseTuple(args, "LLp:halt_until", &step, &next, &want)) return NULL;
     if (gg_py_team_check_collectives((gg_py_team *)self) < 0) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_team_halt_until(((gg_py_team *)self)->team, step, next, want, &until);
-    Py_END_ALLOW_THREADS;
+    GG_PY_WITHOUT_GIL(status = gg_team_halt_until(((gg_py_team *)self)->team, step, next, want, &until));
     return status == GG_OK ? PyLong_FromLongLong(until) : gg_py_raise(status);
 }
 
@@ -293,12 +275,12 @@ static PyObject *py_team_receive_all(gg_transport *transport, PyObject *own, con
             break;
         }
         char *bytes = PyBytes_AS_STRING(item);
-        Py_BEGIN_ALLOW_THREADS;
-        status = gg_transfer(transport, bytes, (size_t)sizes[from], from, 0);
-        Py_END_ALLOW_THREADS;
-        if (status != GG_OK) gg_py_raise(status);
-        if (status != GG_OK || PyList_Append(list, item) < 0) Py_CLEAR(list);
-        Py_DECREF(item);
+        GG_PY_WITHOUT_GIL(status = gg_transfer(transport, bytes, (size_t)sizes[from], from, 0));
+        if (status != GG_OK) {
+            gg_py_raise(status);
+            Py_CLEAR(item);
+        }
+        list = gg_py_append(list, item);
     }
     return list;
 }
@@ -407,12 +389,9 @@ static PyObject *py_team_messages(PyObject *self, PyObject *args, PyObject *kwar
             return NULL;
         }
     }
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_team_run(r.team, round_run, &r);
-    Py_END_ALLOW_THREADS;
+    GG_PY_WITHOUT_GIL(status = gg_team_run(r.team, round_run, &r));
     round_free(&r);
-    if (status != GG_OK) return gg_py_raise(status);
-    Py_RETURN_NONE;
+    return gg_py_done(status);
 }
 
 static PyObject *py_team_counts(PyObject *self, PyObject *unused) {
@@ -439,9 +418,7 @@ static PyObject *py_team_clocks(PyObject *self, PyObject *unused) {
     PyObject *list = PyList_New(0);
     for (int local = 0; list != NULL && local < gg_team_local(team) && gg_team_get_clock(team, local, &clock);
          ++local) {
-        PyObject *one = Py_BuildValue("(ddd)", clock.now, clock.out_free, clock.in_free);
-        if (one == NULL || PyList_Append(list, one) < 0) Py_CLEAR(list);
-        Py_XDECREF(one);
+        list = gg_py_append(list, Py_BuildValue("(ddd)", clock.now, clock.out_free, clock.in_free));
     }
     return list;
 }
@@ -489,11 +466,9 @@ static PyGetSetDef properties[] = {
 static PyMethodDef methods[] = {
     {"check_collectives", check_collectives, METH_NOARGS, "RuntimeError where nothing collective can be asked for."},
     {"barrier", py_team_barrier, METH_NOARGS, "Waits until every process has come here."},
-    {"broadcast", (PyCFunction)(void (*)(void))py_team_broadcast, METH_VARARGS | METH_KEYWORDS,
-     "Bytes of the root's process to all."},
-    {"nodes", (PyCFunction)(void (*)(void))py_team_nodes, METH_VARARGS | METH_KEYWORDS,
-     "How many nodes of how many ranks."},
-    {"messages", (PyCFunction)(void (*)(void))py_team_messages, METH_VARARGS | METH_KEYWORDS,
+    {"broadcast", GG_PY_KEYWORDS(py_team_broadcast), "Bytes of the root's process to all."},
+    {"nodes", GG_PY_KEYWORDS(py_team_nodes), "How many nodes of how many ranks."},
+    {"messages", GG_PY_KEYWORDS(py_team_messages),
      "messages($self, sends, receives)\n--\n\nOne round of messages of all ranks of this process."},
     {"counts", py_team_counts, METH_NOARGS, "Bytes and messages sent by ranks of this process; the latest clock."},
     {"clocks", py_team_clocks, METH_NOARGS,
@@ -502,7 +477,7 @@ static PyMethodDef methods[] = {
      "set_clocks($self, clocks, /)\n--\n\nWhat clocks() gave, with nothing in flight."},
     {"allgather", py_team_allgather, METH_O,
      "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
-    {"agree", (PyCFunction)(void (*)(void))py_team_agree, METH_VARARGS | METH_KEYWORDS,
+    {"agree", GG_PY_KEYWORDS(py_team_agree),
      "agree($self, data, timeout=0.0)\n--\n\nThe same of bytes of one length on all, uncounted, with no effect on "
      "other "
      "messages."},
@@ -528,11 +503,8 @@ static PyObject *mpi_start(PyObject *module, PyObject *args, PyObject *kwargs) {
     gg_status status;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:mpi_start", names, &launched)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_mpi_start(launched);
-    Py_END_ALLOW_THREADS;
-    if (status != GG_OK) return gg_py_raise(status);
-    Py_RETURN_NONE;
+    GG_PY_WITHOUT_GIL(status = gg_mpi_start(launched));
+    return gg_py_done(status);
 }
 
 static PyObject *mpi_abort(PyObject *module, PyObject *argument) {
@@ -606,9 +578,9 @@ static PyObject *report_stalls(PyObject *module, PyObject *args, PyObject *kwarg
 static PyMethodDef functions[] = {
     {"first_to_report", py_first_to_report, METH_NOARGS,
      "Has no rank of this job on this host reported a failure yet? True once, and where nobody can know."},
-    {"report_stalls", (PyCFunction)(void (*)(void))report_stalls, METH_VARARGS | METH_KEYWORDS,
+    {"report_stalls", GG_PY_KEYWORDS(report_stalls),
      "From now on waits between ranks that last so many seconds are reported; 0 or None: none is."},
-    {"mpi_start", (PyCFunction)(void (*)(void))mpi_start, METH_VARARGS | METH_KEYWORDS, "Starts MPI if nobody has."},
+    {"mpi_start", GG_PY_KEYWORDS(mpi_start), "Starts MPI if nobody has."},
     {"note_exit", mpi_note_exit, METH_O,
      "note_exit($module, code, /)\n--\n\nThis process will end with this code, also where MPI is finalised before."},
     {"abort", mpi_abort, METH_O, "abort($module, code, /)\n--\n\nEnds all ranks of the MPI world."},

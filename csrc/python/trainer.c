@@ -11,9 +11,7 @@ static void py_trainer_clear(gg_py_trainer *t) {
     t->trainer = NULL;
     if (t->team != NULL && !gg_py_team_is_here(t->team))
         trainer = NULL; /* a forked process can neither use nor free it */
-    Py_BEGIN_ALLOW_THREADS;
-    gg_trainer_destroy(trainer);
-    Py_END_ALLOW_THREADS;
+    GG_PY_WITHOUT_GIL(gg_trainer_destroy(trainer));
     Py_CLEAR(t->graph);
     Py_CLEAR(t->exchange);
     Py_CLEAR(t->team);
@@ -132,9 +130,7 @@ static int py_trainer_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     options.step_seconds = step_seconds;
     t->graph = (gg_py_graph *)Py_NewRef(graph);
     t->device = Py_XNewRef(device);
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_create(&options, &exchange, t->team->team, &t->exchange->peers, &t->trainer);
-    Py_END_ALLOW_THREADS;
+    GG_PY_WITHOUT_GIL(status = gg_trainer_create(&options, &exchange, t->team->team, &t->exchange->peers, &t->trainer));
     PyMem_Free(step_seconds);
     if (status != GG_OK) {
         gg_py_raise(status);

@@ -22,15 +22,27 @@ bool gg_py_trainer_is_free(const gg_py_trainer *t);
 bool gg_py_trainer_enter(gg_py_trainer *t);
 void gg_py_trainer_leave(gg_py_trainer *t);
 
-/* Makes such a call in a function that frees nothing: needs a local `gg_status status`, and returns on a failure. */
+/* Begins a call of one rank, which is none of a callback's: without the check of collective calls. */
+bool gg_py_trainer_enter_alone(gg_py_trainer *t);
+
+/* Makes a call that `entered` begins. done: it has succeeded; false with an exception. */
+#define GG_PY_RUN(t, entered, done, expression)                                                                        \
+    do {                                                                                                               \
+        (done) = (entered);                                                                                            \
+        if (done) {                                                                                                    \
+            gg_status status_of_call;                                                                                  \
+            GG_PY_WITHOUT_GIL(status_of_call = (expression));                                                          \
+            gg_py_trainer_leave(t);                                                                                    \
+            (done) = status_of_call == GG_OK;                                                                          \
+            if (!(done)) gg_py_raise(status_of_call);                                                                  \
+        }                                                                                                              \
+    } while (0)
+/* Makes a call of all ranks in a function that frees nothing, and returns on a failure. */
 #define GG_PY_CALL(t, expression)                                                                                      \
     do {                                                                                                               \
-        if (!gg_py_trainer_enter(t)) return NULL;                                                                      \
-        Py_BEGIN_ALLOW_THREADS;                                                                                        \
-        status = (expression);                                                                                         \
-        Py_END_ALLOW_THREADS;                                                                                          \
-        gg_py_trainer_leave(t);                                                                                        \
-        if (status != GG_OK) return gg_py_raise(status);                                                               \
+        bool done_of_call;                                                                                             \
+        GG_PY_RUN(t, gg_py_trainer_enter(t), done_of_call, expression);                                                \
+        if (!done_of_call) return NULL;                                                                                \
     } while (0)
 
 /* One set for each local rank; *own: these are the ranks' own parts. object: a Dataset common to all ranks, or a list

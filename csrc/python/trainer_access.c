@@ -8,6 +8,8 @@ bool gg_py_trainer_enter(gg_py_trainer *t) {
     return t->exchange->busy = true;
 }
 
+bool gg_py_trainer_enter_alone(gg_py_trainer *t) { return gg_py_trainer_is_free(t) && (t->exchange->busy = true); }
+
 void gg_py_trainer_leave(gg_py_trainer *t) { t->exchange->busy = false; }
 
 gg_replica *gg_py_trainer_replica(gg_py_trainer *t, int rank) {

@@ -167,24 +167,14 @@ static PyObject *train_step(PyObject *self, PyObject *args, PyObject *kwargs) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *samples, *targets, *list = NULL;
     batches b;
-    gg_status status = GG_OK;
+    bool done = false;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:train_step", names, &samples, &targets)) return NULL;
-    if (batches_make(t, samples, targets, &b) < 0 || !gg_py_trainer_enter(t)) goto cleanup;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_step(t->trainer, b.given, b.losses);
-    Py_END_ALLOW_THREADS;
-    gg_py_trainer_leave(t);
-    if (status != GG_OK) {
-        gg_py_raise(status);
-        goto cleanup;
-    }
-    list = PyList_New(0);
+    if (batches_make(t, samples, targets, &b) == 0)
+        GG_PY_RUN(t, gg_py_trainer_enter(t), done, gg_trainer_step(t->trainer, b.given, b.losses));
+    if (done) list = PyList_New(0);
     for (int i = 0; list != NULL && i < b.count; ++i) {
-        PyObject *loss = PyFloat_FromDouble(b.losses[i]);
-        if (loss == NULL || PyList_Append(list, loss) < 0) Py_CLEAR(list);
-        Py_XDECREF(loss);
+        list = gg_py_append(list, PyFloat_FromDouble(b.losses[i]));
     }
-cleanup:
     batches_free(&b);
     return list;
 }
@@ -197,7 +187,7 @@ static PyObject *py_trainer_bench(PyObject *self, PyObject *args, PyObject *kwar
     double *seconds = NULL;
     batch_arrays held = {{NULL}, {NULL}};
     gg_given given = {0};
-    gg_status status = GG_OK;
+    bool done = false;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOii:bench", names, &samples, &targets, &warmup, &steps))
         return NULL;
     if (warmup < 0 || steps < 1)
@@ -206,21 +196,9 @@ static PyObject *py_trainer_bench(PyObject *self, PyObject *args, PyObject *kwar
     if (read_inputs(t, samples, &held, &given) < 0 || read_targets(t, targets, &held, &given) < 0) goto cleanup;
     seconds = PyMem_Calloc((size_t)(warmup + steps), sizeof *seconds);
     if (seconds == NULL) PyErr_NoMemory();
-    if (seconds == NULL || !gg_py_trainer_enter(t)) goto cleanup;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_bench(t->trainer, &given, warmup + steps, seconds);
-    Py_END_ALLOW_THREADS;
-    gg_py_trainer_leave(t);
-    if (status != GG_OK) {
-        gg_py_raise(status);
-        goto cleanup;
-    }
-    list = PyList_New(steps);
-    for (int i = 0; list != NULL && i < steps; ++i) {
-        PyObject *value = PyFloat_FromDouble(seconds[warmup + i]);
-        if (value == NULL) Py_CLEAR(list);
-        else PyList_SET_ITEM(list, i, value);
-    }
+    else GG_PY_RUN(t, gg_py_trainer_enter(t), done, gg_trainer_bench(t->trainer, &given, warmup + steps, seconds));
+    if (done) list = PyList_New(0);
+    for (int i = 0; list != NULL && i < steps; ++i) list = gg_py_append(list, PyFloat_FromDouble(seconds[warmup + i]));
 cleanup:
     batch_arrays_release(&held);
     PyMem_Free(seconds);
@@ -260,37 +238,19 @@ static PyObject *py_trainer_evaluate(PyObject *self, PyObject *args, PyObject *k
     const gg_dataset **sets = NULL;
     long long batch;
     int replicas = 0;
-    bool own;
-    gg_status status;
+    bool own, done = false;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OL|p:evaluate", names, &object, &batch, &replicas)) return NULL;
     if (gg_py_trainer_sets(t, object, &sets, &own) < 0) return NULL;
     gg_evaluation_kind kind = own ? GG_EVALUATE_OWN : replicas ? GG_EVALUATE_REPLICAS : GG_EVALUATE_SPLIT;
     int n = kind == GG_EVALUATE_REPLICAS ? gg_team_size(t->team->team) : 1;
     gg_evaluation *results = PyMem_Calloc((size_t)n, sizeof *results);
-    if (own && replicas) {
-        PyErr_SetString(PyExc_ValueError, "replica: not allowed with a list of the ranks' own sets");
-        goto cleanup;
-    }
-    if (results == NULL) {
-        PyErr_NoMemory();
-        goto cleanup;
-    }
-    if (!gg_py_trainer_enter(t)) goto cleanup;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_evaluate(t->trainer, sets, batch, kind, results);
-    Py_END_ALLOW_THREADS;
-    gg_py_trainer_leave(t);
-    if (status != GG_OK) {
-        gg_py_raise(status);
-        goto cleanup;
-    }
-    list = PyList_New(0);
+    if (own && replicas) PyErr_SetString(PyExc_ValueError, "replica: not allowed with a list of the ranks' own sets");
+    else if (results == NULL) PyErr_NoMemory();
+    else GG_PY_RUN(t, gg_py_trainer_enter(t), done, gg_trainer_evaluate(t->trainer, sets, batch, kind, results));
+    if (done) list = PyList_New(0);
     for (int i = 0; list != NULL && i < n; ++i) {
-        PyObject *entry = evaluation_dict(t, &results[i]);
-        if (entry == NULL || PyList_Append(list, entry) < 0) Py_CLEAR(list);
-        Py_XDECREF(entry);
+        list = gg_py_append(list, evaluation_dict(t, &results[i]));
     }
-cleanup:
     PyMem_Free(results);
     PyMem_Free(sets);
     return list;
@@ -302,7 +262,7 @@ static PyObject *py_trainer_predict(PyObject *self, PyObject *args, PyObject *kw
     const gg_graph *graph = t->graph->graph;
     PyObject *object, *result = NULL;
     long long batch;
-    gg_status status = GG_OK;
+    bool done;
     float *output[GG_MAX_FIELDS] = {NULL};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!L:predict", names, gg_py_dataset_type, &object, &batch))
         return NULL;
@@ -315,23 +275,11 @@ static PyObject *py_trainer_predict(PyObject *self, PyObject *args, PyObject *kw
         for (int i = 0; i < shape->dims; ++i) sizes[i + 1] = (npy_intp)shape->size[i];
         PyArrayObject *array = gg_py_new_array(shape->dims + 1, sizes, NPY_FLOAT32);
         if (array != NULL) output[h] = PyArray_DATA(array);
-        if (array == NULL || PyList_Append(result, (PyObject *)array) < 0) Py_CLEAR(result);
-        Py_XDECREF(array);
+        result = gg_py_append(result, (PyObject *)array);
     }
-    if (result == NULL) goto cleanup;
-    if (!gg_py_trainer_enter(t)) {
-        Py_CLEAR(result);
-        goto cleanup;
-    }
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_predict(t->trainer, set, batch, output);
-    Py_END_ALLOW_THREADS;
-    gg_py_trainer_leave(t);
-    if (status != GG_OK) {
-        gg_py_raise(status);
-        Py_CLEAR(result);
-    }
-cleanup:
+    if (result == NULL) return NULL;
+    GG_PY_RUN(t, gg_py_trainer_enter(t), done, gg_trainer_predict(t->trainer, set, batch, output));
+    if (!done) Py_CLEAR(result);
     return result;
 }
 

@@ -35,8 +35,7 @@ static PyObject *py_trainer_begin(PyObject *self, PyObject *args, PyObject *kwar
     const gg_dataset **sets = NULL;
     long long batch;
     int shuffle = 1, drop_last = 0;
-    bool own;
-    gg_status status;
+    bool own, done;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OL|psp:begin", names, &object, &batch, &shuffle, &shard,
                                      &drop_last))
         return NULL;
@@ -44,24 +43,10 @@ static PyObject *py_trainer_begin(PyObject *self, PyObject *args, PyObject *kwar
     if (kind < 0 || gg_py_trainer_sets(t, object, &sets, &own) < 0) return NULL;
     gg_data_options data = {
         .shard = own ? GG_SHARD_OWN : (gg_shard_kind)kind, .batch = batch, .shuffle = shuffle, .drop_last = drop_last};
-    if (!gg_py_trainer_enter(t)) {
-        PyMem_Free(sets);
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_begin(t->trainer, sets, &data);
-    Py_END_ALLOW_THREADS;
-    gg_py_trainer_leave(t);
+    GG_PY_RUN(t, gg_py_trainer_enter(t), done, gg_trainer_begin(t->trainer, sets, &data));
     PyMem_Free(sets);
-    if (status != GG_OK) return gg_py_raise(status);
+    if (!done) return NULL;
     return PyLong_FromLongLong(gg_replica_epoch_steps(gg_trainer_replica(t->trainer, 0)));
-}
-
-/* Puts a new value into a dict. Steals both references. NULL with an exception if there is no dict or no value. */
-static PyObject *py_trainer_with(PyObject *dict, const char *key, PyObject *value) {
-    if (dict == NULL || value == NULL || PyDict_SetItemString(dict, key, value) < 0) Py_CLEAR(dict);
-    Py_XDECREF(value);
-    return dict;
 }
 
 /* One number for each rank that trains. */
@@ -76,47 +61,29 @@ static PyObject *py_trainer_epoch(PyObject *self, PyObject *args, PyObject *kwar
     static char *names[] = {"epoch", "step", "begun", "done", "divisions", NULL};
     gg_py_trainer *t = (gg_py_trainer *)self;
     long long number, step = 0, begun = 0;
-    PyObject *done = Py_None, *divisions = Py_None, *result = NULL;
+    PyObject *counts = Py_None, *divisions = Py_None;
     int64_t *read = NULL;
     gg_position at = {.divisions = 0};
-    gg_status status;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|LLOO:epoch", names, &number, &step, &begun, &done, &divisions))
+    bool done = false;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|LLOO:epoch", names, &number, &step, &begun, &counts, &divisions))
         return NULL;
     if (divisions != Py_None && gg_py_divisions(divisions, &at) < 0) goto cleanup;
-    if (done != Py_None && read_counts_of_ranks(t, done, &read) < 0) goto cleanup;
+    if (counts != Py_None && read_counts_of_ranks(t, counts, &read) < 0) goto cleanup;
     at.epoch = number;
     at.next = step;
     at.begun = begun;
     at.done = read;
-    if (!gg_py_trainer_enter(t)) goto cleanup;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_epoch(t->trainer, &at);
-    Py_END_ALLOW_THREADS;
-    gg_py_trainer_leave(t);
-    result = status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
+    GG_PY_RUN(t, gg_py_trainer_enter(t), done, gg_trainer_epoch(t->trainer, &at));
 cleanup:
     gg_py_divisions_free(&at);
     PyMem_Free(read);
-    return result;
-}
-
-static PyObject *list_numbers(const int64_t *numbers, int count) {
-    PyObject *list = PyList_New(count);
-    for (int i = 0; list != NULL && i < count; ++i) {
-        PyObject *number = PyLong_FromLongLong(numbers[i]);
-        if (number == NULL) Py_CLEAR(list);
-        if (list != NULL) PyList_SET_ITEM(list, i, number);
-    }
-    return list;
+    return done ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *list_divisions(const gg_position *at) {
-    PyObject *list = PyList_New(at->divisions);
-    for (int k = 0; list != NULL && k < at->divisions; ++k) {
-        PyObject *read = list_numbers(at->division[k].read, at->division[k].ranks);
-        if (read == NULL) Py_CLEAR(list);
-        if (list != NULL) PyList_SET_ITEM(list, k, read);
-    }
+    PyObject *list = PyList_New(0);
+    for (int k = 0; list != NULL && k < at->divisions; ++k)
+        list = gg_py_append(list, gg_py_integers(at->division[k].read, at->division[k].ranks));
     return list;
 }
 
@@ -133,9 +100,9 @@ static PyObject *py_trainer_position(PyObject *self, PyObject *unused) {
     gg_replica_read_by(replica, read);
     PyObject *result = Py_BuildValue("{sLsLsLsL}", "epoch", (long long)at.epoch, "step", (long long)at.next, "steps",
                                      (long long)gg_replica_epoch_steps(replica), "begun", (long long)at.begun);
-    result = py_trainer_with(result, "done", list_numbers(at.done, workers));
-    result = py_trainer_with(result, "read", list_numbers(read, workers));
-    result = py_trainer_with(result, "divisions", list_divisions(&at));
+    result = gg_py_put(result, "done", gg_py_integers(at.done, workers));
+    result = gg_py_put(result, "read", gg_py_integers(read, workers));
+    result = gg_py_put(result, "divisions", list_divisions(&at));
     PyMem_Free(read);
     return result;
 }
@@ -179,20 +146,10 @@ static const count_field count_fields[] = {
 };
 enum { COUNT_FIELDS = sizeof count_fields / sizeof *count_fields };
 
-static PyObject *number_of(const char *at, bool real) {
-    return real ? PyFloat_FromDouble(*(const double *)at) : PyLong_FromLongLong(*(const int64_t *)at);
-}
-
 static PyObject *field_of(const gg_progress_counts *counts, const count_field *field) {
-    const char *at = (const char *)counts + field->offset;
-    if (field->count == 0) return number_of(at, field->real);
-    PyObject *list = PyList_New(field->count);
-    for (int i = 0; list != NULL && i < field->count; ++i) {
-        PyObject *number = number_of(at + (size_t)i * sizeof(int64_t), false);
-        if (number == NULL) Py_CLEAR(list);
-        if (list != NULL) PyList_SET_ITEM(list, i, number);
-    }
-    return list;
+    const void *at = (const char *)counts + field->offset;
+    if (field->count > 0) return gg_py_integers((const int64_t *)at, field->count);
+    return field->real ? PyFloat_FromDouble(*(const double *)at) : PyLong_FromLongLong(*(const int64_t *)at);
 }
 
 static PyObject *py_trainer_counts(PyObject *self, PyObject *unused) {
@@ -200,15 +157,14 @@ static PyObject *py_trainer_counts(PyObject *self, PyObject *unused) {
     (void)unused;
     if (!gg_py_trainer_is_free(t)) return NULL;
     const int local = gg_team_local(t->team->team);
-    PyObject *all = PyList_New(local);
+    PyObject *all = PyList_New(0);
     for (int i = 0; all != NULL && i < local; ++i) {
         gg_progress_counts counts;
         gg_replica_counts(gg_trainer_replica(t->trainer, i), &counts);
         PyObject *dict = PyDict_New();
         for (int f = 0; f < COUNT_FIELDS; ++f)
-            dict = py_trainer_with(dict, count_fields[f].name, field_of(&counts, &count_fields[f]));
-        if (dict == NULL) Py_CLEAR(all);
-        if (all != NULL) PyList_SET_ITEM(all, i, dict);
+            dict = gg_py_put(dict, count_fields[f].name, field_of(&counts, &count_fields[f]));
+        all = gg_py_append(all, dict);
     }
     return all;
 }
@@ -289,9 +245,7 @@ static PyObject *py_trainer_run(PyObject *self, PyObject *args, PyObject *kwargs
     gg_status status;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|O:run", names, &steps, &w.callable)) return NULL;
     if (!gg_py_trainer_enter(t)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_run(t->trainer, steps, w.callable == Py_None ? NULL : py_trainer_watch, &w);
-    Py_END_ALLOW_THREADS;
+    GG_PY_WITHOUT_GIL(status = gg_trainer_run(t->trainer, steps, w.callable == Py_None ? NULL : py_trainer_watch, &w));
     gg_py_trainer_leave(t);
     if (w.failed) {
         gg_py_forget_stored();
@@ -325,30 +279,22 @@ static PyObject *py_trainer_progress(PyObject *self, PyObject *unused) {
 static PyObject *py_trainer_by_family(const gg_py_trainer *t, const int64_t *bytes) {
     PyObject *dict = PyDict_New();
     for (int i = 0; dict != NULL && i < GG_FAMILY_COUNT; ++i)
-        if (gg_py_trainer_has_family(t, i))
-            dict = py_trainer_with(dict, gg_family_name(i), PyLong_FromLongLong(bytes[i]));
+        if (gg_py_trainer_has_family(t, i)) dict = gg_py_put(dict, gg_family_name(i), PyLong_FromLongLong(bytes[i]));
     return dict;
 }
 
 static PyObject *py_trainer_compression(const gg_py_trainer *t, const gg_progress_counts *sum) {
     const gg_compression_counts *c = &sum->compression;
-    PyObject *bins = PyList_New(GG_COUNTS_HISTOGRAM);
-    for (int i = 0; bins != NULL && i < GG_COUNTS_HISTOGRAM; ++i) {
-        PyObject *count = PyLong_FromLongLong(c->bins_with[i]);
-        if (count == NULL) Py_CLEAR(bins);
-        if (bins != NULL) PyList_SET_ITEM(bins, i, count);
-    }
     PyObject *dict = Py_BuildValue("{sLsLsd}", "elements_sent", (long long)c->elements_sent, "elements",
                                    (long long)c->elements, "residue", sum->residue / (double)sum->compresses);
-    dict = py_trainer_with(dict, "bins_with", bins);
-    dict = py_trainer_with(dict, "dense_bytes", py_trainer_by_family(t, c->dense_bytes));
-    return py_trainer_with(dict, "sent_bytes", py_trainer_by_family(t, c->sent_bytes));
+    dict = gg_py_put(dict, "bins_with", gg_py_integers(c->bins_with, GG_COUNTS_HISTOGRAM));
+    dict = gg_py_put(dict, "dense_bytes", py_trainer_by_family(t, c->dense_bytes));
+    return gg_py_put(dict, "sent_bytes", py_trainer_by_family(t, c->sent_bytes));
 }
 
 static PyObject *py_trainer_end_epoch(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_epoch_summary s = {0};
-    gg_status status;
     (void)unused;
     GG_PY_CALL(t, gg_trainer_end_epoch(t->trainer, &s));
     double ranks = gg_team_size(t->team->team), samples = (double)s.sum.samples, seconds = s.sum.seconds / ranks;
@@ -362,37 +308,27 @@ static PyObject *py_trainer_end_epoch(PyObject *self, PyObject *unused) {
         (long long)s.sum.messages_sent, "exchanges_skipped", (long long)s.sum.skipped, "sample_bytes_sent",
         (long long)s.sum.sample_bytes_sent, "sample_messages_sent", (long long)s.sum.sample_messages_sent,
         "consensus_distance", s.consensus_distance);
-    dict = py_trainer_with(dict, "optimizer_state_bytes", PyLong_FromLongLong(s.sum.optimizer_bytes));
-    dict = py_trainer_with(dict, "optimizer_state_bytes_saved", PyLong_FromLongLong(s.sum.optimizer_bytes_saved));
-    if (s.sum.compresses > 0) dict = py_trainer_with(dict, "compression", py_trainer_compression(t, &s.sum));
+    dict = gg_py_put(dict, "optimizer_state_bytes", PyLong_FromLongLong(s.sum.optimizer_bytes));
+    dict = gg_py_put(dict, "optimizer_state_bytes_saved", PyLong_FromLongLong(s.sum.optimizer_bytes_saved));
+    if (s.sum.compresses > 0) dict = gg_py_put(dict, "compression", py_trainer_compression(t, &s.sum));
     if (strcmp(gg_team_kind(t->team->team), "virtual") == 0)
-        dict = py_trainer_with(dict, "virtual_seconds", PyFloat_FromDouble(s.most.clock_seconds));
+        dict = gg_py_put(dict, "virtual_seconds", PyFloat_FromDouble(s.most.clock_seconds));
     if (t->head[0].loss.kind != GG_LOSS_MEAN_SQUARED_ERROR && s.sum.counted > 0)
-        dict =
-            py_trainer_with(dict, "train_accuracy", PyFloat_FromDouble((double)s.sum.correct / (double)s.sum.counted));
+        dict = gg_py_put(dict, "train_accuracy", PyFloat_FromDouble((double)s.sum.correct / (double)s.sum.counted));
     return dict;
 }
 
-static int set_id(PyObject *dict, const char *key, int64_t id) {
-    PyObject *value = id < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(id);
-    int result = value ? PyDict_SetItemString(dict, key, value) : -1;
-    Py_XDECREF(value);
-    return result;
-}
+static PyObject *id_or_none(int64_t id) { return id < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(id); }
 
 static PyObject *audit_samples(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_sample_audit a;
-    gg_status status;
     (void)unused;
     GG_PY_CALL(t, gg_trainer_audit(t->trainer, &a));
-    PyObject *dict = Py_BuildValue("{sLsLsLsL}", "samples", (long long)a.samples, "missing", (long long)a.missing,
-                                   "duplicate", (long long)a.duplicate, "altered", (long long)a.altered);
-    if (dict != NULL &&
-        (set_id(dict, "first_missing", a.first_missing) < 0 || set_id(dict, "first_duplicate", a.first_duplicate) < 0 ||
-         set_id(dict, "first_altered", a.first_altered) < 0))
-        Py_CLEAR(dict);
-    return dict;
+    return Py_BuildValue("{sLsLsLsLsNsNsN}", "samples", (long long)a.samples, "missing", (long long)a.missing,
+                         "duplicate", (long long)a.duplicate, "altered", (long long)a.altered, "first_missing",
+                         id_or_none(a.first_missing), "first_duplicate", id_or_none(a.first_duplicate), "first_altered",
+                         id_or_none(a.first_altered));
 }
 
 static PyObject *sample_ids(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -415,7 +351,7 @@ static PyObject *sample_ids(PyObject *self, PyObject *args, PyObject *kwargs) {
 
 PyMethodDef gg_py_trainer_epochs[] = {
     {"begin", GG_PY_KEYWORDS(py_trainer_begin), "Makes the loaders and plans; returns the steps of an epoch."},
-    {"epoch", (PyCFunction)(void (*)(void))py_trainer_epoch, METH_VARARGS | METH_KEYWORDS,
+    {"epoch", GG_PY_KEYWORDS(py_trainer_epoch),
      "epoch($self, epoch, step=0, begun=0, done=None, divisions=None)\n--\n\n"
      "Starts an epoch, or continues in it: orders the samples, zeroes the sums."},
     {"position", py_trainer_position, METH_NOARGS,
@@ -423,7 +359,7 @@ PyMethodDef gg_py_trainer_epochs[] = {
     {"counts", py_trainer_counts, METH_NOARGS, "What each local rank has counted since the epoch began."},
     {"set_counts", py_trainer_set_counts, METH_O,
      "set_counts($self, counts, /)\n--\n\nGoes on counting from what counts() gave."},
-    {"run", (PyCFunction)(void (*)(void))py_trainer_run, METH_VARARGS | METH_KEYWORDS,
+    {"run", GG_PY_KEYWORDS(py_trainer_run),
      "run($self, steps, watch=None)\n--\n\nUp to `steps` more steps of the epoch; returns the steps done so far."},
     {"progress", py_trainer_progress, METH_NOARGS, "Of this process's ranks since the epoch began."},
     {"end_epoch", py_trainer_end_epoch, METH_NOARGS,

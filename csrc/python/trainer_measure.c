@@ -9,9 +9,7 @@ static PyObject *node_backends(PyObject *self, PyObject *unused) {
     (void)unused;
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && plan != NULL && i < gg_graph_nodes(t->graph->graph); ++i) {
-        PyObject *name = PyUnicode_FromString(gg_plan_node_backend(plan, i));
-        if (name == NULL || PyList_Append(list, name) < 0) Py_CLEAR(list);
-        Py_XDECREF(name);
+        list = gg_py_append(list, PyUnicode_FromString(gg_plan_node_backend(plan, i)));
     }
     return list;
 }
@@ -22,9 +20,8 @@ static PyObject *algorithms_of(const gg_plan *plan, int node) {
         const char *backend = NULL;
         gg_algorithm algorithm = GG_ALGORITHM_DIRECT;
         if (!gg_plan_node_algorithm(plan, node, (gg_pass)pass, &backend, &algorithm)) continue;
-        PyObject *pair = Py_BuildValue("(ss)", backend, gg_algorithm_name(algorithm));
-        if (pair == NULL || PyDict_SetItemString(made, gg_pass_name((gg_pass)pass), pair) < 0) Py_CLEAR(made);
-        Py_XDECREF(pair);
+        made =
+            gg_py_put(made, gg_pass_name((gg_pass)pass), Py_BuildValue("(ss)", backend, gg_algorithm_name(algorithm)));
     }
     if (made == NULL || PyDict_GET_SIZE(made) > 0) return made;
     Py_DECREF(made);
@@ -37,9 +34,7 @@ static PyObject *node_algorithms(PyObject *self, PyObject *unused) {
     (void)unused;
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && plan != NULL && i < gg_graph_nodes(t->graph->graph); ++i) {
-        PyObject *each = algorithms_of(plan, i);
-        if (each == NULL || PyList_Append(list, each) < 0) Py_CLEAR(list);
-        Py_XDECREF(each);
+        list = gg_py_append(list, algorithms_of(plan, i));
     }
     return list;
 }
@@ -61,9 +56,7 @@ static PyObject *partitioned_fc(PyObject *self, PyObject *unused) {
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && partitioned != NULL && i < gg_graph_layers(t->graph->graph); ++i) {
         if (!partitioned[i]) continue;
-        PyObject *name = PyUnicode_FromString(gg_graph_layer_name(t->graph->graph, i));
-        if (name == NULL || PyList_Append(list, name) < 0) Py_CLEAR(list);
-        Py_XDECREF(name);
+        list = gg_py_append(list, PyUnicode_FromString(gg_graph_layer_name(t->graph->graph, i)));
     }
     return list;
 }
@@ -81,9 +74,7 @@ static PyObject *compressed_families(PyObject *self, PyObject *unused) {
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && compresses && i < GG_FAMILY_COUNT; ++i) {
         if (!gg_py_trainer_has_family(t, i)) continue;
-        PyObject *name = PyUnicode_FromString(gg_family_name(i));
-        if (name == NULL || PyList_Append(list, name) < 0) Py_CLEAR(list);
-        Py_XDECREF(name);
+        list = gg_py_append(list, PyUnicode_FromString(gg_family_name(i)));
     }
     return list;
 }
@@ -126,16 +117,12 @@ static PyObject *step_dict(const gg_plan *plan, int number) {
     const gg_step_profile made = gg_plan_step_profile(plan, number), *step = &made;
     PyObject *nodes = PyList_New(0), *passes = PyDict_New();
     for (int i = 0; nodes != NULL && i < step->nodes; ++i) {
-        PyObject *node = PyLong_FromLong(step->node[i]);
-        if (node == NULL || PyList_Append(nodes, node) < 0) Py_CLEAR(nodes);
-        Py_XDECREF(node);
+        nodes = gg_py_append(nodes, PyLong_FromLong(step->node[i]));
     }
     for (int pass = 0; passes != NULL && pass < GG_PASS_COUNT; ++pass) {
         if (step->pass[pass].products == 0) continue;
         const gg_cost_query query = gg_plan_step_query(plan, number, (gg_pass)pass);
-        PyObject *one = pass_dict(&step->pass[pass], &query);
-        if (one == NULL || PyDict_SetItemString(passes, gg_pass_name((gg_pass)pass), one) < 0) Py_CLEAR(passes);
-        Py_XDECREF(one);
+        passes = gg_py_put(passes, gg_pass_name((gg_pass)pass), pass_dict(&step->pass[pass], &query));
     }
     if (nodes == NULL || passes == NULL) {
         Py_XDECREF(nodes);
@@ -153,9 +140,7 @@ static PyObject *profile(PyObject *self, PyObject *unused) {
     (void)unused;
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && plan != NULL && i < gg_plan_steps(plan); ++i) {
-        PyObject *one = step_dict(plan, i);
-        if (one == NULL || PyList_Append(list, one) < 0) Py_CLEAR(list);
-        Py_XDECREF(one);
+        list = gg_py_append(list, step_dict(plan, i));
     }
     if (list == NULL) return NULL;
     return Py_BuildValue("{sNsd}", "operations", list, "loss_seconds", plan ? gg_plan_loss_seconds(plan) : 0.0);
@@ -221,10 +206,8 @@ static int read_key(PyObject *tuple, gg_conv_key *out) {
 static PyObject *timings_list(const gg_conv_timing *rows, int count) {
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && i < count; ++i) {
-        PyObject *row = Py_BuildValue("(Nssd)", key_tuple(&rows[i].key), gg_pass_name(rows[i].pass),
-                                      gg_algorithm_name(rows[i].algorithm), rows[i].seconds);
-        if (row == NULL || PyList_Append(list, row) < 0) Py_CLEAR(list);
-        Py_XDECREF(row);
+        list = gg_py_append(list, Py_BuildValue("(Nssd)", key_tuple(&rows[i].key), gg_pass_name(rows[i].pass),
+                                                gg_algorithm_name(rows[i].algorithm), rows[i].seconds));
     }
     return list;
 }
@@ -258,9 +241,7 @@ static PyObject *convolutions(PyObject *self, PyObject *args) {
     if (status != GG_OK) gg_py_raise(status);
     else list = PyList_New(0);
     for (int i = 0; list != NULL && i < count; ++i) {
-        PyObject *key = key_tuple(&keys[i]);
-        if (key == NULL || PyList_Append(list, key) < 0) Py_CLEAR(list);
-        Py_XDECREF(key);
+        list = gg_py_append(list, key_tuple(&keys[i]));
     }
     gg_free(keys);
     return list;
@@ -277,7 +258,7 @@ static PyObject *measure_algorithms(PyObject *self, PyObject *args) {
     const gg_table_choice *order;
     gg_conv_timing *rows = NULL;
     gg_conv_key *keys = NULL;
-    gg_status status;
+    bool done;
     if (!PyArg_ParseTuple(args, "LpO!d|z:measure_algorithms", &batch, &training, &PyList_Type, &wanted, &seconds,
                           &first) ||
         read_order(first, batch, &made, &order) < 0)
@@ -287,15 +268,10 @@ static PyObject *measure_algorithms(PyObject *self, PyObject *args) {
     if (keys == NULL) return PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < wants; ++i)
         if (read_key(PyList_GET_ITEM(wanted, i), &keys[i]) < 0) goto cleanup;
-    if (!gg_py_trainer_is_free(t)) goto cleanup;
-    t->exchange->busy = true;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_replica_measure_algorithms(gg_trainer_replica(t->trainer, 0), batch, training, order, keys, (int)wants,
-                                           seconds, &rows, &count);
-    Py_END_ALLOW_THREADS;
-    gg_py_trainer_leave(t);
-    if (status != GG_OK) gg_py_raise(status);
-    else list = timings_list(rows, count);
+    GG_PY_RUN(t, gg_py_trainer_enter_alone(t), done,
+              gg_replica_measure_algorithms(gg_trainer_replica(t->trainer, 0), batch, training, order, keys, (int)wants,
+                                            seconds, &rows, &count));
+    if (done) list = timings_list(rows, count);
 cleanup:
     gg_free(rows);
     PyMem_Free(keys);
@@ -362,7 +338,7 @@ static PyObject *measure_tables(PyObject *self, PyObject *args) {
     long long batch;
     double seconds = 0;
     gg_tables_timing timing;
-    gg_status status;
+    bool done;
     if (!PyArg_ParseTuple(args, "Ld|O!O!:measure_tables", &batch, &seconds, &PyList_Type, &list[0], &PyList_Type,
                           &list[1]))
         return NULL;
@@ -375,14 +351,10 @@ static PyObject *measure_tables(PyObject *self, PyObject *args) {
     for (int i = 0; given && i < 2; ++i)
         if (read_choices(list[i], &made[i], &count[i]) < 0) goto cleanup;
     const gg_conv_choices algorithms[2] = {{made[0], count[0]}, {made[1], count[1]}};
-    if (!gg_py_trainer_is_free(t)) goto cleanup;
-    t->exchange->busy = true;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_replica_measure_tables(gg_trainer_replica(t->trainer, 0), batch, given ? algorithms : NULL, seconds,
-                                       &timing);
-    Py_END_ALLOW_THREADS;
-    gg_py_trainer_leave(t);
-    result = status == GG_OK ? tables_timing(&timing, seconds) : gg_py_raise(status);
+    GG_PY_RUN(t, gg_py_trainer_enter_alone(t), done,
+              gg_replica_measure_tables(gg_trainer_replica(t->trainer, 0), batch, given ? algorithms : NULL, seconds,
+                                        &timing));
+    if (done) result = tables_timing(&timing, seconds);
 cleanup:
     for (int i = 0; i < 2; ++i) PyMem_Free(made[i]);
     return result;
@@ -392,15 +364,11 @@ static PyObject *measure_step(PyObject *self, PyObject *argument) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     const long long batch = PyLong_AsLongLong(argument);
     double seconds = 0;
-    gg_status status;
+    bool done;
     if (batch == -1 && PyErr_Occurred()) return NULL;
-    if (!gg_py_trainer_is_free(t)) return NULL;
-    t->exchange->busy = true;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_replica_measure_step(gg_trainer_replica(t->trainer, 0), batch, &seconds);
-    Py_END_ALLOW_THREADS;
-    gg_py_trainer_leave(t);
-    return status == GG_OK ? PyFloat_FromDouble(seconds) : gg_py_raise(status);
+    GG_PY_RUN(t, gg_py_trainer_enter_alone(t), done,
+              gg_replica_measure_step(gg_trainer_replica(t->trainer, 0), batch, &seconds));
+    return done ? PyFloat_FromDouble(seconds) : NULL;
 }
 
 static int read_table(PyObject *item, gg_table_choice *out) {

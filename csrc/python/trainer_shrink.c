@@ -111,8 +111,7 @@ static PyObject *get_outputs(PyObject *self, void *unused) {
         const gg_layer_desc *desc = &gg_graph_node(after, i)->desc;
         PyObject *size = new_size(&gg_graph_node(before, i)->desc, desc);
         if (size == NULL && !PyErr_Occurred()) continue;
-        if (size == NULL || PyDict_SetItemString(dict, desc->name, size) < 0) Py_CLEAR(dict);
-        Py_XDECREF(size);
+        dict = gg_py_put(dict, desc->name, size);
     }
     return dict;
 }
@@ -126,9 +125,8 @@ static PyObject *sums_by_layer(PyObject *self, double (*of)(const gg_shrink_plan
         const char *name = first_layer_of_group(p->graph->graph, &units->group[g]);
         PyObject *others = PyDict_GetItemString(dict, name); /* borrowed */
         if (units->group[g].fixed[0] != '\0' || units->group[g].single[0] != '\0') continue;
-        PyObject *sum = PyFloat_FromDouble(of(p->plan, g) + (others != NULL ? PyFloat_AsDouble(others) : 0));
-        if (sum == NULL || PyDict_SetItemString(dict, name, sum) < 0) Py_CLEAR(dict);
-        Py_XDECREF(sum);
+        dict =
+            gg_py_put(dict, name, PyFloat_FromDouble(of(p->plan, g) + (others != NULL ? PyFloat_AsDouble(others) : 0)));
     }
     return dict;
 }
@@ -245,6 +243,7 @@ static PyObject *py_trainer_plan_shrink(PyObject *self, PyObject *args, PyObject
     bool *groups = NULL;
     int *least = NULL;
     py_shrink_plan *made = NULL;
+    bool done;
     gg_shrink shrink = {0};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|$OOLd:plan_shrink", names, &PyDict_Type, &budgets, &least_object,
                                      &probe, &batch, &shrink.epsilon))
@@ -274,15 +273,8 @@ static PyObject *py_trainer_plan_shrink(PyObject *self, PyObject *args, PyObject
     if (made == NULL) goto cleanup;
     made->plan = NULL;
     made->graph = (gg_py_graph *)Py_NewRef(t->graph);
-    if (!gg_py_trainer_enter(t)) goto failed;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_plan_shrink(t->trainer, &shrink, &made->plan);
-    Py_END_ALLOW_THREADS;
-    gg_py_trainer_leave(t);
-    if (status == GG_OK) goto cleanup;
-    gg_py_raise(status);
-failed:
-    Py_CLEAR(made);
+    GG_PY_RUN(t, gg_py_trainer_enter(t), done, gg_trainer_plan_shrink(t->trainer, &shrink, &made->plan));
+    if (!done) Py_CLEAR(made);
 cleanup:
     gg_units_destroy(units);
     PyMem_Free(budget);
@@ -295,11 +287,10 @@ cleanup:
 
 /* Gives the graph of a changed network to the trainer. After a failure in which some ranks may still refer to it, it
  * lives as long as the trainer. */
-static PyObject *changed_graph(gg_py_trainer *t, PyObject *graph, gg_status status) {
-    if (status != GG_OK) {
-        PyObject *none = gg_py_raise(status);
+static PyObject *changed_graph(gg_py_trainer *t, PyObject *graph, bool done) {
+    if (!done) {
         if (!gg_py_exchange_is_whole(t->exchange)) gg_py_exchange_hold(t->exchange, graph);
-        return none;
+        return NULL;
     }
     Py_XSETREF(t->graph, (gg_py_graph *)Py_NewRef(graph));
     Py_RETURN_NONE;
@@ -314,29 +305,24 @@ static bool is_finished_graph(PyObject *graph) {
 static PyObject *py_trainer_apply_shrink(PyObject *self, PyObject *args) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     PyObject *plan, *graph;
-    gg_status status;
+    bool done;
     if (!PyArg_ParseTuple(args, "O!O!:apply_shrink", shrink_plan_type, &plan, gg_py_graph_type, &graph)) return NULL;
-    if (!is_finished_graph(graph) || !gg_py_trainer_enter(t)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_apply_shrink(t->trainer, ((py_shrink_plan *)plan)->plan, ((gg_py_graph *)graph)->graph);
-    Py_END_ALLOW_THREADS;
-    gg_py_trainer_leave(t);
-    return changed_graph(t, graph, status);
+    if (!is_finished_graph(graph)) return NULL;
+    GG_PY_RUN(t, gg_py_trainer_enter(t), done,
+              gg_trainer_apply_shrink(t->trainer, ((py_shrink_plan *)plan)->plan, ((gg_py_graph *)graph)->graph));
+    return changed_graph(t, graph, done);
 }
 
 static PyObject *py_trainer_restore_graph(PyObject *self, PyObject *graph) {
     gg_py_trainer *t = (gg_py_trainer *)self;
-    gg_status status;
+    bool done;
     if (!PyObject_TypeCheck(graph, gg_py_graph_type)) {
         PyErr_SetString(PyExc_TypeError, "restore_graph: must be a Graph");
         return NULL;
     }
-    if (!is_finished_graph(graph) || !gg_py_trainer_enter(t)) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_restore_graph(t->trainer, ((gg_py_graph *)graph)->graph);
-    Py_END_ALLOW_THREADS;
-    gg_py_trainer_leave(t);
-    return changed_graph(t, graph, status);
+    if (!is_finished_graph(graph)) return NULL;
+    GG_PY_RUN(t, gg_py_trainer_enter(t), done, gg_trainer_restore_graph(t->trainer, ((gg_py_graph *)graph)->graph));
+    return changed_graph(t, graph, done);
 }
 
 PyMethodDef gg_py_trainer_shrinks[] = {

@@ -18,8 +18,8 @@ static PyObject *py_trainer_carried(PyObject *self, PyObject *args) {
         const char *name = gg_graph_node(graph, node)->desc.name;
         const gg_status status = array != NULL ? gg_replica_read_carried(replica, node, PyArray_DATA(array)) : GG_OK;
         if (status != GG_OK) (void)gg_py_raise(status);
-        if (array == NULL || status != GG_OK || PyDict_SetItemString(dict, name, (PyObject *)array) < 0) Py_CLEAR(dict);
-        Py_XDECREF(array);
+        if (status != GG_OK) Py_CLEAR(array);
+        dict = gg_py_put(dict, name, (PyObject *)array);
     }
     return dict;
 }
@@ -84,9 +84,7 @@ static PyObject *py_trainer_reshape(PyObject *self, PyObject *args, PyObject *kw
         return NULL;
     }
     const gg_reshape how = {.strategy = strategy != NULL ? &options : NULL, .batch = samples};
-    Py_BEGIN_ALLOW_THREADS;
-    status = gg_trainer_reshape(t->trainer, &how);
-    Py_END_ALLOW_THREADS;
+    GG_PY_WITHOUT_GIL(status = gg_trainer_reshape(t->trainer, &how));
     gg_py_trainer_leave(t);
     PyObject *done = status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
     if (strategy != NULL) gg_py_exchange_adopt(t->exchange, &memory, status == GG_OK);

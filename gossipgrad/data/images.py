@@ -594,28 +594,7 @@ def image_folder(
     Files of other formats are left out, and a warning counts them by their suffixes. DataError: no such folder, no
     class, a class without images, folders that cannot be read. ImportError: no Pillow.
     """
-    source = ImageFolder(
-        folder,
-        size,
-        augment=augment,
-        resize=resize,
-        scale=scale,
-        ratio=ratio,
-        flip=flip,
-        mean=mean,
-        deviation=deviation,
-        channels=channels,
-        workers=workers,
-        strict=strict,
-        cache=cache,
-        classes=classes,
-        bits=bits,
-        exif=exif,
-        seed=seed,
-        progress=progress,
-        name=name,
-    )
-    return Dataset(source)
+    return Dataset(ImageFolder(**locals()))
 
 
 # ---- archives
