@@ -20,3 +20,17 @@ void gg_clock_sleep(double seconds) {
     left.tv_nsec = (long)((seconds - (double)left.tv_sec) * 1e9);
     while (nanosleep(&left, &left) != 0 && errno == EINTR) continue;
 }
+
+/* Seconds. A sleep lasts 0.07 ms at least. */
+#define SLEEP_MIN 20e-6
+#define SLEEP_MAX 200e-6
+#define SLEEP_GROWTH 10 /* percent a round */
+
+void gg_clock_back_off(int round) {
+    double seconds = 0;
+    if (round >= GG_CLOCK_YIELDS) {
+        seconds = SLEEP_MIN * (1.0 + SLEEP_GROWTH * 0.01 * (round - GG_CLOCK_YIELDS));
+        if (seconds > SLEEP_MAX) seconds = SLEEP_MAX;
+    }
+    gg_clock_sleep(seconds);
+}

@@ -1,4 +1,4 @@
-/* What every transport must do; run by test_virtual.c and test_mpi.c on each rank. */
+/* What every transport must do; run by test_virtual.c, test_mpi.c and test_net.c on each rank. */
 #ifndef GG_TESTS_COMM_CASES_H
 #define GG_TESTS_COMM_CASES_H
 
@@ -37,6 +37,9 @@ static unsigned char case_byte(int rank, size_t i, int salt) {
 
 /* The counter is the process's: in a virtual cluster other ranks move it. */
 static bool case_counts(const gg_transport *t) { return strcmp(t->table->name, "virtual") != 0; }
+
+/* True if the core holds no message: MPI does, and the net transport where no receive has asked for it. */
+static bool case_holds_nothing(const gg_transport *t) { return strcmp(t->table->name, "mpi") == 0; }
 
 static float case_value(int rank, size_t i) {
     uint32_t x = (uint32_t)i * 2654435761u + (uint32_t)rank * 40503u + 12345u;
@@ -291,7 +294,7 @@ static gg_status case_many(gg_transport *t) {
         }
         for (int i = 0; i < 2 * CASE_MANY; ++i) MUST(gg_wait(t, &send[i]));
         CHECK(wrong == 0);
-        if (case_counts(t)) CHECK(gg_memory_allocations() == allocations);
+        if (case_holds_nothing(t)) CHECK(gg_memory_allocations() == allocations);
     }
     gg_message_free(t, block);
     gg_free(landing);
@@ -415,7 +418,7 @@ static gg_status case_allreduce(gg_transport *t, size_t count, bool messages, gg
         for (size_t i = 0; i < count; ++i) data[i] = case_value(t->rank, i + (size_t)again);
         int64_t allocations = gg_memory_allocations(), sent = t->bytes_sent;
         MUST(gg_allreduce_run(allreduce, data, scale));
-        if (case_counts(t)) CHECK(gg_memory_allocations() == allocations);
+        if (case_holds_nothing(t)) CHECK(gg_memory_allocations() == allocations);
         if (count % (16 * (size_t)p) == 0)
             CHECK(t->bytes_sent - sent == (int64_t)(2 * (size_t)(p - 1) * (count / (size_t)p) * 4));
         double worst = 0;

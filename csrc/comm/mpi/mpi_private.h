@@ -11,8 +11,6 @@
 /* GG_ERROR_COMM with the name of the MPI function and MPI's own text; GG_OK for MPI_SUCCESS. */
 gg_status gg_mpi_check(int code, const char *function);
 
-/* Sleeps between tests of a wait, longer from round to round. */
-void gg_mpi_pause(int round);
 /* True if the library advertises that it reads and writes GPU memory. */
 bool gg_mpi_reads_devices(void);
 

@@ -263,7 +263,7 @@ static gg_status mpi_pause_round(gg_transport *transport, int round, gg_request 
     (void)request;
     if (round % GG_MPI_LISTEN_ROUNDS == GG_MPI_LISTEN_ROUNDS - 1)
         GG_TRY_CLEANUP(gg_mpi_halt_listen(mpi_of(transport)->halt));
-    gg_mpi_pause(round);
+    gg_clock_back_off(round);
 cleanup:
     if (status != GG_OK) mpi_of(transport)->broken = true;
     return status;

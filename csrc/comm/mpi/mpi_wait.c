@@ -4,22 +4,6 @@
 #include "comm/stall.h"
 #include "comm/transport.h"
 
-/* Rounds of a wait that only yield the processor, about half a millisecond: ranks in step differ by less, and a sleep
- * lasts 0.07 ms at least. After them it sleeps, from SLEEP_MIN up to SLEEP_MAX seconds. */
-#define YIELD_ROUNDS 2048
-#define SLEEP_MIN 20e-6
-#define SLEEP_MAX 200e-6
-#define SLEEP_GROWTH 10 /* percent a round */
-
-void gg_mpi_pause(int round) {
-    double seconds = 0;
-    if (round >= YIELD_ROUNDS) {
-        seconds = SLEEP_MIN * (1.0 + SLEEP_GROWTH * 0.01 * (round - YIELD_ROUNDS));
-        if (seconds > SLEEP_MAX) seconds = SLEEP_MAX;
-    }
-    gg_clock_sleep(seconds);
-}
-
 gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_mpi_halt *halt) {
     gg_status status = GG_OK;
     MPI_Request all = MPI_REQUEST_NULL;
@@ -42,8 +26,8 @@ gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_mpi_ha
                              facts.rank, waited, facts.size, what);
             goto cleanup;
         }
-        if (round >= YIELD_ROUNDS) gg_stall_look(&stall, &facts);
-        gg_mpi_pause(round);
+        if (round >= GG_CLOCK_YIELDS) gg_stall_look(&stall, &facts);
+        gg_clock_back_off(round);
     }
 cleanup:
     gg_stall_end(&stall, &facts);

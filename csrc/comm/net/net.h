@@ -1,0 +1,44 @@
+/* The transport between processes that no MPI starts: rings in shared memory between ranks of a node, sockets between
+ * nodes.
+ *
+ * One gg_net a process has the links to all other ranks. Each transport over it is a channel: its number is in every
+ * frame. A link is a stream of bytes in both directions: a ring with one writer and one reader, or a socket. A message
+ * is a frame and its bytes, or a frame alone that says where in the node's memory the bytes lie (net_memory.c). A
+ * receive takes the oldest message of its channel, rank and tag. A message that no receive has asked for is read into
+ * memory of its own, so that links never stop. That memory is reused, not bounded.
+ *
+ * Whoever starts the ranks makes the node's memory and the sockets (gossipgrad/launch/net.py), and sets GG_NET_ENDED
+ * there when it has reaped a rank. A rank is gone when that is set or its socket has ended. Messages that had arrived
+ * whole stay readable; waits for others fail and name the rank. One thread a process. */
+#ifndef GG_COMM_NET_NET_H
+#define GG_COMM_NET_NET_H
+
+#include "comm/transport.h"
+
+typedef struct gg_net_options {
+    int rank, size;
+    const int *node_of; /* one a rank: the lowest rank of its node */
+    const int *sockets; /* one a rank: a connected stream socket to it; -1 for ranks of this node */
+    int memory;         /* descriptor of the node's memory, of any size, zeroed; -1 means the node has one rank */
+    size_t ring_bytes;  /* of each ring; a power of two, at least 4096 */
+    size_t heap_bytes;  /* address space for message memory of each rank of the node, a multiple of 2 MiB; 0: none */
+} gg_net_options;
+
+/* Byte of the node's memory at which a rank's 32 bits lie that become 1 after its end; `place` counts the node's ranks.
+ */
+#define GG_NET_ENDED(place) ((size_t)(place)*64)
+
+typedef struct gg_net gg_net;
+
+/* Takes the descriptors over, also on failure. */
+gg_status gg_net_create(const gg_net_options *options, gg_net **out);
+/* After all its transports. Closes sockets after the other sides have, or after a second. NULL is a no-op. */
+void gg_net_destroy(gg_net *net);
+int gg_net_rank(const gg_net *net);
+int gg_net_size(const gg_net *net);
+
+/* Collective, in one order on all ranks; fails if ranks have not come after `timeout` seconds (0 means for ever), which
+ * becomes the transport's timeout. */
+gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **out);
+
+#endif

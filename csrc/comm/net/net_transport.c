@@ -1,0 +1,179 @@
+/* The transport table of a channel. */
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "comm/collective.h"
+#include "comm/net/net_private.h"
+
+typedef struct net_transport {
+    gg_transport transport; /* first: a gg_transport is cast to this */
+    gg_net *net;
+    gg_net_channel channel;
+} net_transport;
+
+static net_transport *net_of(gg_transport *transport) { return (net_transport *)transport; }
+
+static gg_net_peer *peer_of(gg_transport *transport, int rank) { return &net_of(transport)->net->peers[rank]; }
+
+static void net_destroy(gg_transport *transport) {
+    net_transport *own = net_of(transport);
+    gg_net_channel **at = &own->net->channels;
+    while (*at != &own->channel) at = &(*at)->next;
+    *at = own->channel.next;
+    gg_net_forget_channel(own->net, own->channel.number);
+    gg_free(own);
+}
+
+static gg_status net_alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
+    GG_TRY(gg_net_heap_alloc(net_of(transport)->net, bytes, out));
+    return *out != NULL ? GG_OK : gg_calloc(1, bytes, what, out);
+}
+
+static void net_free_block(gg_transport *transport, void *block) {
+    if (!gg_net_heap_free(net_of(transport)->net, block)) gg_free(block);
+}
+
+static gg_status net_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
+                          gg_request *request) {
+    (void)data, (void)bytes, (void)tag; /* the request's */
+    *gg_net_link_of(request) = (gg_net_link){.channel = net_of(transport)->channel.number};
+    return gg_net_send(net_of(transport)->net, peer_of(transport, peer), request, transport->as_it_is);
+}
+
+static gg_status net_receive(gg_transport *transport, void *landing, size_t capacity, int peer, int tag,
+                             gg_request *request) {
+    (void)landing, (void)capacity, (void)tag; /* the request's */
+    *gg_net_link_of(request) = (gg_net_link){.channel = net_of(transport)->channel.number};
+    gg_net_receive(peer_of(transport, peer), request);
+    return GG_OK;
+}
+
+/* The error of a wait for a rank that is gone, with both numbers of steps if they are known. */
+static gg_status fail_gone(gg_transport *transport, const gg_net_peer *peer) {
+    const gg_net *net = net_of(transport)->net;
+    char steps[96] = "";
+    if (peer->place >= 0) {
+        const gg_net_board *own = gg_net_board_of(net, net->place), *theirs = gg_net_board_of(net, peer->place);
+        const int64_t number = net_of(transport)->channel.number;
+        if (atomic_load(&own->channel) == number && atomic_load(&theirs->channel) == number)
+            snprintf(steps, sizeof steps, " (steps begun: %lld on rank %d; %lld on rank %d)",
+                     (long long)atomic_load(&own->begun), net->rank, (long long)atomic_load(&theirs->begun),
+                     peer->rank);
+    }
+    return gg_fail(GG_ERROR_COMM,
+                   "rank %d waits for rank %d, which has ended%s; all ranks make the same collective calls",
+                   transport->rank, peer->rank, steps);
+}
+
+static gg_status net_arrived(gg_transport *transport, const gg_net_peer *peer, gg_request *request) {
+    const gg_net_link *link = gg_net_link_of(request);
+    if (link->epoch != request->epoch)
+        return gg_transport_other_epoch(transport, request->epoch, link->epoch, request->peer, request->tag);
+    if (link->bytes > request->capacity)
+        return gg_fail(GG_ERROR_COMM, "rank %d: message from rank %d with tag %d: expected %s%zu bytes, received %llu",
+                       transport->rank, request->peer, request->tag, request->exact ? "" : "at most ",
+                       request->capacity, (unsigned long long)link->bytes);
+    const gg_net_frame frame = {.slot = link->slot, .bytes = link->bytes, .offset = link->offset};
+    request->data = link->described        ? gg_net_locate(net_of(transport)->net, peer, &frame)
+                    : link->stored != NULL ? link->stored->bytes
+                                           : request->landing;
+    request->bytes = (size_t)link->bytes;
+    request->when = gg_clock_now();
+    request->state = GG_REQUEST_ARRIVED;
+    return GG_OK;
+}
+
+static gg_status net_test(gg_transport *transport, gg_request *request, bool *done) {
+    gg_net *net = net_of(transport)->net;
+    const gg_net_link *link = gg_net_link_of(request);
+    gg_net_peer *peer = peer_of(transport, request->peer);
+    *done = gg_net_is_done(net, request, link);
+    if (!*done) {
+        GG_TRY(gg_net_progress(net));
+        *done = gg_net_is_done(net, request, link);
+    }
+    if (!*done) return peer->gone ? fail_gone(transport, peer) : GG_OK;
+    if (request->state == GG_REQUEST_RECEIVING) return net_arrived(transport, peer, request);
+    request->state = GG_REQUEST_IDLE;
+    return GG_OK;
+}
+
+static gg_status net_release(gg_transport *transport, gg_request *request) {
+    gg_net_release(net_of(transport)->net, peer_of(transport, request->peer), request);
+    return GG_OK;
+}
+
+static void net_cancel(gg_transport *transport, gg_request *request) {
+    gg_net_cancel(net_of(transport)->net, peer_of(transport, request->peer), request);
+}
+
+static gg_status net_pause_round(gg_transport *transport, int round, gg_request *request) {
+    gg_net *net = net_of(transport)->net;
+    (void)request;
+    gg_clock_back_off(round < net->quiet ? round : net->quiet); /* the next piece of a message comes soon */
+    if (net->quiet < 2 * GG_CLOCK_YIELDS) net->quiet++;         /* more make no longer sleep */
+    return GG_OK;
+}
+
+static gg_status net_check_peer(gg_transport *transport, int peer) {
+    GG_TRY(gg_net_progress(net_of(transport)->net));
+    for (int rank = 0; rank < transport->size; ++rank)
+        if ((peer < 0 || peer == rank) && peer_of(transport, rank)->gone)
+            return fail_gone(transport, peer_of(transport, rank));
+    return GG_OK;
+}
+
+static gg_status net_progress(gg_transport *transport) { return gg_net_progress(net_of(transport)->net); }
+
+static void net_step_begun(gg_transport *transport, int64_t begun) {
+    const gg_net *net = net_of(transport)->net;
+    if (net->base == NULL) return;
+    gg_net_board *board = gg_net_board_of(net, net->place);
+    atomic_store(&board->channel, net_of(transport)->channel.number);
+    atomic_store(&board->begun, begun);
+}
+
+static double net_now(gg_transport *transport) {
+    (void)transport;
+    return gg_clock_now();
+}
+
+static gg_status net_compute(gg_transport *transport, double seconds) {
+    (void)transport, (void)seconds;
+    return GG_OK;
+}
+
+static gg_status net_idle(gg_transport *transport, double seconds) {
+    (void)transport;
+    gg_clock_sleep(seconds);
+    return GG_OK;
+}
+
+/* One a value of one_clock: CLOCK_MONOTONIC counts from one moment on the ranks of a node. */
+#define TABLE(clock)                                                                                                   \
+    {                                                                                                                  \
+        .name = "net", .one_clock = (clock), .destroy = net_destroy, .alloc = net_alloc, .free = net_free_block,       \
+        .send = net_send, .receive = net_receive, .test = net_test, .release = net_release, .cancel = net_cancel,      \
+        .pause = net_pause_round, .check_peer = net_check_peer, .progress = net_progress,                              \
+        .step_begun = net_step_begun, .now = net_now, .compute = net_compute, .idle = net_idle,                        \
+    }
+static const gg_transport_table tables[] = {TABLE(false), TABLE(true)};
+
+gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **out) {
+    net_transport *made = NULL;
+    *out = NULL;
+    GG_TRY(gg_calloc(1, sizeof *made, "net transport", &made));
+    made->transport = (gg_transport){.table = &tables[net->places == net->size],
+                                     .rank = net->rank,
+                                     .size = net->size,
+                                     .node_of = net->node_of,
+                                     .timeout = timeout,
+                                     .reports_stalls = true};
+    made->net = net;
+    made->channel = (gg_net_channel){.next = net->channels, .number = net->next_channel++};
+    net->channels = &made->channel;
+    gg_status status = gg_barrier(&made->transport);
+    if (status == GG_OK) *out = &made->transport;
+    else net_destroy(&made->transport);
+    return gg_error_prefix(status, "making the group: ");
+}

@@ -1,0 +1,488 @@
+/* The transport over rings and sockets: each rank is a process forked here.
+ *
+ * test_net measure   prints the seconds of exchanges between two ranks, instead of testing */
+#define _GNU_SOURCE /* memfd_create */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "comm/collective.h"
+#include "comm/net/net.h"
+#include "comm/net/net_private.h"
+#include "comm/virtual/virtual.h"
+#include "comm_cases.h"
+
+#define MAX 8
+#define PATIENCE 60.0 /* seconds until ranks count as hung */
+
+typedef struct job {
+    int size, per_node; /* ranks; consecutive ones are a node */
+    size_t ring, heap;
+    int dies; /* a rank that ends with a code or a signal of its own; -1: none */
+} job;
+
+typedef void part(gg_net *net, const job *j);
+
+static void run_rank(const job *j, int rank, const int *memory, int sockets[MAX][MAX], part *work) {
+    gg_net *net = NULL;
+    int node_of[MAX], own[MAX];
+    const int64_t started = gg_memory_live_bytes();
+    check_failed = 0;
+    for (int r = 0; r < j->size; ++r) {
+        node_of[r] = r / j->per_node * j->per_node;
+        own[r] = r / j->per_node == rank / j->per_node ? -1 : sockets[rank][r];
+        for (int s = 0; s < j->size; ++s)
+            if (r != rank && sockets[r][s] >= 0) close(sockets[r][s]);
+    }
+    const gg_net_options options = {.rank = rank,
+                                    .size = j->size,
+                                    .node_of = node_of,
+                                    .sockets = own,
+                                    .memory = memory[rank / j->per_node],
+                                    .ring_bytes = j->ring,
+                                    .heap_bytes = j->heap};
+    if (CHECK_OK(gg_net_create(&options, &net))) {
+        CHECK_INT(gg_net_rank(net), rank);
+        work(net, j);
+    }
+    gg_net_destroy(net);
+    CHECK_INT(gg_memory_live_bytes(), started);
+    exit(check_failed != 0);
+}
+
+/* Runs the ranks to their ends, and marks each that was reaped, as their starter does. */
+static void run_job(const job *j, part *work) {
+    int memory[MAX], sockets[MAX][MAX], reaped = 0;
+    pid_t process[MAX];
+    for (int r = 0; r < j->size; ++r) memory[r] = memfd_create("node", MFD_CLOEXEC);
+    for (int r = 0; r < j->size; ++r)
+        for (int s = 0; s < j->size; ++s) sockets[r][s] = -1;
+    for (int r = 0; r < j->size; ++r)
+        for (int s = r + 1; s < j->size; ++s) {
+            int pair[2];
+            if (r / j->per_node == s / j->per_node) continue;
+            CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
+            sockets[r][s] = pair[0];
+            sockets[s][r] = pair[1];
+        }
+    fflush(NULL);
+    for (int r = 0; r < j->size; ++r) {
+        process[r] = fork();
+        if (process[r] == 0) run_rank(j, r, memory, sockets, work);
+    }
+    for (int r = 0; r < j->size; ++r)
+        for (int s = 0; s < j->size; ++s)
+            if (sockets[r][s] >= 0) close(sockets[r][s]);
+    for (; reaped < j->size; ++reaped) {
+        const uint32_t ended = 1;
+        int status = -1, rank = 0;
+        const pid_t pid = wait(&status);
+        while (rank < j->size && process[rank] != pid) ++rank;
+        if (!CHECK(rank < j->size)) break;
+        CHECK(pwrite(memory[rank / j->per_node], &ended, sizeof ended, (off_t)GG_NET_ENDED(rank % j->per_node)) ==
+              (ssize_t)sizeof ended);
+        if (rank != j->dies && status != 0) fprintf(stderr, "rank %d of %d: status %d\n", rank, j->size, status);
+        CHECK(rank == j->dies || status == 0);
+    }
+    for (int r = 0; r < j->size; ++r) close(memory[r]);
+}
+
+/* ---- the bits of the virtual cluster ---- */
+
+typedef struct twin {
+    gg_virtual *cluster;
+    uint64_t hash[MAX];
+} twin;
+
+static gg_status run_twin(void *context, int rank) {
+    twin *s = context;
+    int64_t direct = 0;
+    return case_all(gg_virtual_transport(s->cluster, rank), &s->hash[rank], &direct);
+}
+
+static twin of_size; /* computed before the ranks of this size are forked */
+
+static void all_cases(gg_net *net, const job *j) {
+    gg_transport *t = NULL;
+    uint64_t hash = 0;
+    int64_t direct = 0;
+    CHECK_OK(gg_net_transport_create(net, PATIENCE, &t));
+    CHECK_OK(case_all(t, &hash, &direct));
+    CHECK(hash == of_size.hash[t->rank]);
+    int places = 0;
+    for (size_t i = 0; i < LENGTH(case_sizes); ++i) places += case_sizes[i] >= 4096;
+    const int previous = (t->rank + t->size - 1) % t->size;
+    const bool together = t->size > 1 && t->node_of[previous] == t->node_of[t->rank] && j->heap > 0;
+    if (together) CHECK(direct >= places); /* besides these, messages may have been stored */
+    CHECK(t->table->one_clock == (j->per_node >= j->size));
+    gg_transport_destroy(t);
+}
+
+static void test_all(int size) {
+    gg_virtual_options options = {.size = size, .network = {.latency = 1e-6}, .compute_rate = 1};
+    const size_t small = 4096, large = 1 << 17, heap = (size_t)64 << 20;
+    CHECK_OK(gg_virtual_create(&options, &of_size.cluster));
+    CHECK_OK(gg_virtual_run(of_size.cluster, run_twin, &of_size));
+    gg_virtual_destroy(of_size.cluster);
+    run_job(&(job){size, size, large, heap, -1}, all_cases);
+    if (size > 1) run_job(&(job){size, size, small, 0, -1}, all_cases);
+    if (size > 2) run_job(&(job){size, 2, small, heap, -1}, all_cases);
+    if (size == 3) run_job(&(job){size, 1, small, 0, -1}, all_cases);
+}
+
+/* ---- errors ---- */
+
+static void wrong_sizes(gg_net *net, const job *j) {
+    static const struct {
+        size_t sent, room;
+        bool any;
+        const char *text;
+    } cases[] = {{50, 100, false, "expected 100 bytes, received 50"},
+                 {8192, 10000, false, "expected 10000 bytes, received 8192"},
+                 {100, 50, false, "expected 50 bytes, received 100"},
+                 {8192, 8191, true, "expected at most 8191 bytes, received 8192"},
+                 {9000, 50, true, "expected at most 50 bytes, received 9000"}};
+    gg_transport *t = NULL;
+    char *block = NULL, *landing = NULL;
+    (void)j;
+    CHECK_OK(gg_net_transport_create(net, PATIENCE, &t));
+    CHECK_OK(gg_message_alloc(t, 10000, "sizes", &block));
+    CHECK_OK(gg_alloc(10000, "sizes", &landing));
+    for (int early = 0; early < 2; ++early) /* the receive is first, or the message */
+        for (size_t i = 0; i < LENGTH(cases); ++i) {
+            gg_request request = {0}, send = {0};
+            if (t->rank == 1) CHECK_OK(gg_send(t, block, cases[i].sent, 0, 64, &send));
+            if (early) CHECK_OK(gg_barrier(t));
+            if (t->rank == 0) {
+                CHECK_OK((cases[i].any ? gg_receive : gg_receive_exact)(t, landing, cases[i].room, 1, 64, &request));
+                CHECK_FAILS(gg_wait(t, &request), GG_ERROR_COMM, cases[i].text);
+                gg_cancel(t, &request);
+            } else {
+                CHECK_OK(gg_wait(t, &send));
+            }
+        }
+    CHECK_OK(gg_barrier(t)); /* the transport still serves */
+    gg_message_free(t, block);
+    gg_free(landing);
+    gg_transport_destroy(t);
+}
+
+static void other_epochs(gg_net *net, const job *j) {
+    gg_transport *t = NULL;
+    gg_request request = {0};
+    char data[8] = {0};
+    (void)j;
+    CHECK_OK(gg_net_transport_create(net, PATIENCE, &t));
+    for (int early = 0; early < 2; ++early) {
+        gg_transport_set_epoch(t, 7 + 10 * early);
+        if (t->rank == 1) {
+            CHECK_OK(gg_send(t, data, 5, 0, 70, &request));
+            CHECK_OK(gg_wait(t, &request));
+        }
+        if (early) CHECK_OK(gg_barrier(t));
+        gg_transport_set_epoch(t, 8 + 10 * early);
+        if (t->rank == 0) {
+            CHECK_OK(gg_receive(t, data, 8, 1, 70, &request));
+            CHECK_FAILS(gg_wait(t, &request), GG_ERROR_COMM,
+                        early ? "a message of topology epoch 17 from rank 1 with tag 70 met a receive of epoch 18"
+                              : "a message of topology epoch 7 from rank 1 with tag 70 met a receive of epoch 8");
+            gg_cancel(t, &request);
+        }
+        CHECK_OK(gg_barrier(t));
+    }
+    gg_transport_destroy(t);
+}
+
+static void timeouts(gg_net *net, const job *j) {
+    gg_transport *t = NULL, *late = NULL;
+    gg_request request = {0};
+    char landing[100];
+    (void)j;
+    CHECK_OK(gg_net_transport_create(net, PATIENCE, &t));
+    if (t->rank == 0) {
+        t->timeout = 0.2;
+        CHECK_OK(gg_receive_exact(t, landing, 100, 1, 70, &request));
+        CHECK_FAILS(gg_wait(t, &request), GG_ERROR_COMM, "s for 100 bytes from rank 1 with tag 70 (net)");
+        CHECK(request.state == GG_REQUEST_RECEIVING);
+        gg_cancel(t, &request);
+        t->timeout = 0;
+        CHECK_FAILS(gg_net_transport_create(net, 0.2, &late), GG_ERROR_COMM,
+                    "making the group: barrier: rank 0: waited 0.");
+        CHECK(late == NULL);
+    }
+    CHECK_OK(gg_barrier(t));
+    gg_transport_destroy(t);
+}
+
+/* Two channels with equal tags, used in another order on each rank; one is destroyed with messages under way. */
+static void channels(gg_net *net, const job *j) {
+    gg_transport *t[2] = {NULL, NULL};
+    (void)j;
+    for (int i = 0; i < 2; ++i) CHECK_OK(gg_net_transport_create(net, PATIENCE, &t[i]));
+    const int next = (t[0]->rank + 1) % t[0]->size, before = (t[0]->rank + t[0]->size - 1) % t[0]->size;
+    gg_request send[2] = {{0}}, receive[2] = {{0}};
+    int64_t out[2], in[2] = {0};
+    for (int k = 0; k < 2; ++k) {
+        const int i = t[0]->rank % 2 ? k : 1 - k;
+        out[i] = t[0]->rank * 10 + i;
+        CHECK_OK(gg_send(t[i], &out[i], sizeof out[i], next, 64, &send[i]));
+    }
+    for (int i = 0; i < 2; ++i) CHECK_OK(gg_receive_exact(t[i], &in[i], sizeof in[i], before, 64, &receive[i]));
+    for (int i = 0; i < 2; ++i) {
+        CHECK_OK(gg_wait_and_copy(t[i], &receive[i], &in[i]));
+        CHECK_INT(in[i], before * 10 + i);
+        CHECK_OK(gg_wait(t[i], &send[i]));
+    }
+    CHECK_OK(gg_send(t[0], &out[0], sizeof out[0], next, 65, &send[0])); /* nobody wants it */
+    CHECK_OK(gg_wait(t[0], &send[0]));
+    gg_transport_destroy(t[0]);
+    CHECK_OK(gg_barrier(t[1]));
+    gg_transport_destroy(t[1]);
+}
+
+/* A send that is cancelled when a part of it has left arrives whole; messages behind it are right. */
+static void cancelled(gg_net *net, const job *j) {
+    gg_transport *t = NULL;
+    unsigned char *data = NULL, *landing = NULL;
+    const size_t bytes = 10 * j->ring, room = (size_t)1 << 22; /* more than a socket holds */
+    const size_t n = j->per_node > 1 ? bytes : room;
+    gg_request request[2] = {{0}};
+    CHECK_OK(gg_net_transport_create(net, PATIENCE, &t));
+    CHECK_OK(gg_alloc(n, "data", &data));
+    CHECK_OK(gg_alloc(n, "landing", &landing));
+    for (size_t i = 0; i < n; ++i) data[i] = case_byte(t->rank, i, 5);
+    if (t->rank == 0) {
+        bool done = true;
+        CHECK_OK(gg_send(t, data, n, 1, 64, &request[0]));
+        CHECK_OK(gg_send(t, data, n, 1, 65, &request[1]));
+        CHECK_OK(gg_test(t, &request[0], &done));
+        CHECK(!done);
+        gg_cancel(t, &request[0]);
+        gg_cancel(t, &request[1]); /* nothing of it has left */
+        memset(data, 0, n);
+        CHECK_OK(gg_send(t, "end", 4, 1, 65, &request[1]));
+        CHECK_OK(gg_wait(t, &request[1]));
+    } else {
+        char end[4] = "";
+        /* One that arrives half when its receive is cancelled is lost. */
+        CHECK_OK(gg_receive_exact(t, end, 4, 0, 65, &request[1]));
+        CHECK_OK(gg_receive_exact(t, landing, n, 0, 64, &request[0]));
+        CHECK_OK(gg_wait(t, &request[1]));
+        CHECK_TEXT(end, "end");
+        CHECK_OK(gg_release(t, &request[1]));
+        CHECK_OK(gg_wait(t, &request[0]));
+        size_t wrong = 0;
+        for (size_t i = 0; i < n; ++i) wrong += landing[i] != case_byte(0, i, 5);
+        CHECK_INT(wrong, 0);
+        CHECK_OK(gg_release(t, &request[0]));
+    }
+    CHECK_OK(gg_barrier(t));
+    if (t->rank == 0) {
+        CHECK_OK(gg_send(t, data, n, 1, 66, &request[0]));
+        CHECK_OK(gg_wait(t, &request[0]));
+    } else {
+        bool done;
+        CHECK_OK(gg_receive_exact(t, landing, n, 0, 66, &request[0]));
+        CHECK_OK(gg_test(t, &request[0], &done));
+        gg_cancel(t, &request[0]);
+        gg_free(landing);
+        landing = NULL;
+    }
+    CHECK_OK(gg_barrier(t));
+    gg_free(data);
+    gg_free(landing);
+    gg_transport_destroy(t);
+}
+
+/* Rank 1 ends in the middle of a message. */
+static void death(gg_net *net, const job *j) {
+    gg_transport *t = NULL;
+    const size_t n = (size_t)8 << 20;
+    unsigned char *data = NULL, *first = NULL;
+    gg_request request[4] = {{0}};
+    bool done = true;
+    CHECK_OK(gg_net_transport_create(net, PATIENCE, &t));
+    gg_transport_step_begun(t, 5 + t->rank);
+    CHECK_OK(gg_calloc(1, n, "data", &data));
+    CHECK_OK(gg_message_alloc(t, 5000, "first", &first));
+    memset(first, 9, 5000);
+    if (t->rank == 1) {
+        CHECK_OK(gg_send(t, first, 5000, 0, 64, &request[0])); /* a place, if they share a node */
+        CHECK_OK(gg_send(t, "whole", 6, 0, 65, &request[1]));
+        CHECK_OK(gg_send(t, data, n, 0, 66, &request[2]));
+        CHECK_OK(gg_test(t, &request[2], &done));
+        CHECK(!done); /* a part of it has left */
+        if (check_failed == 0) raise(SIGKILL);
+    } else if (t->rank == 0) {
+        char whole[6] = "", in[5000];
+        while (gg_net_progress(net) == GG_OK && !net->peers[1].gone) gg_clock_sleep(1e-3);
+        CHECK_OK(gg_receive_exact(t, whole, 6, 1, 65, &request[1]));
+        CHECK_OK(gg_wait_and_copy(t, &request[1], whole));
+        CHECK_TEXT(whole, "whole");
+        CHECK_OK(gg_receive_exact(t, in, 5000, 1, 64, &request[0]));
+        CHECK_OK(gg_wait(t, &request[0]));
+        CHECK(((const char *)request[0].data)[4999] == 9 && ((const char *)request[0].data)[0] == 9);
+        CHECK_OK(gg_release(t, &request[0]));
+        CHECK_OK(gg_receive_exact(t, data, n, 1, 66, &request[2]));
+        CHECK_FAILS(gg_wait(t, &request[2]), GG_ERROR_COMM,
+                    j->per_node > 1 ? "rank 0 waits for rank 1, which has ended (steps begun: 5 on rank 0; 6 on rank 1)"
+                                    : "rank 0 waits for rank 1, which has ended; all ranks");
+        gg_cancel(t, &request[2]);
+        CHECK_OK(gg_send(t, data, n, 1, 67, &request[3])); /* as one to a rank that ends a moment later */
+        CHECK_FAILS(gg_wait(t, &request[3]), GG_ERROR_COMM, "rank 0 waits for rank 1, which has ended");
+        gg_cancel(t, &request[3]);
+        CHECK_FAILS(t->table->check_peer(t, 1), GG_ERROR_COMM, "waits for rank 1");
+        CHECK_FAILS(t->table->check_peer(t, -1), GG_ERROR_COMM, "waits for rank 1");
+        if (t->size > 2) CHECK_OK(t->table->check_peer(t, 2));
+    }
+    for (int r = 0; t->size > 2 && r < 2 && t->rank != 1; ++r) { /* the others still serve each other */
+        const int peer = t->rank == 0 ? 2 : 0;
+        int64_t value = 40 + t->rank, other = 0;
+        CHECK_OK(gg_receive_exact(t, &other, sizeof other, peer, 70, &request[0]));
+        CHECK_OK(gg_send(t, &value, sizeof value, peer, 70, &request[1]));
+        CHECK_OK(gg_wait_and_copy(t, &request[0], &other));
+        CHECK_INT(other, 40 + peer);
+        CHECK_OK(gg_wait(t, &request[1]));
+    }
+    gg_message_free(t, first);
+    gg_free(data);
+    gg_transport_destroy(t);
+}
+
+/* What is no message ends the link. */
+static void garbage(gg_net *net, const job *j) {
+    gg_transport *t = NULL;
+    gg_request request = {0};
+    char landing[8];
+    (void)j;
+    CHECK_OK(gg_net_transport_create(net, PATIENCE, &t));
+    if (t->rank == 1) {
+        const gg_net_frame bad = {.kind = GG_NET_PLACE, .channel = 0, .tag = 64, .bytes = 100, .offset = 1 << 20};
+        CHECK_INT(gg_net_write(net, &net->peers[0], &bad, sizeof bad, NULL, 0), sizeof bad);
+        /* its end must not come before rank 0 has read */
+        CHECK_OK(gg_receive_exact(t, landing, 8, 0, 70, &request));
+        (void)gg_wait(t, &request);
+        gg_cancel(t, &request);
+    } else {
+        CHECK_OK(gg_receive_exact(t, landing, 8, 1, 64, &request));
+        CHECK_FAILS(gg_wait(t, &request), GG_ERROR_COMM, "rank 0 waits for rank 1, which has ended");
+        gg_cancel(t, &request);
+    }
+    gg_transport_destroy(t);
+}
+
+/* Blocks of any sizes, freed in another order; each is zero at its begin. */
+static void memory(gg_net *net, const job *j) {
+    enum { BLOCKS = 24 };
+    unsigned char *block[BLOCKS] = {NULL};
+    gg_transport *t = NULL;
+    size_t wrong = 0;
+    CHECK_OK(gg_net_transport_create(net, PATIENCE, &t));
+    for (int round = 0; round < 6; ++round)
+        for (int i = 0; i < BLOCKS; ++i) {
+            const int k = (i * 7 + round * 5) % BLOCKS;
+            const size_t bytes = (size_t)1 << (8 + (k + round) % 15), odd = bytes + (size_t)k;
+            gg_message_free(t, block[k]);
+            CHECK_OK(gg_message_alloc(t, odd, "block", &block[k]));
+            wrong += ((uintptr_t)block[k] & 63) != 0;
+            for (size_t b = 0; b < odd; ++b) wrong += block[k][b] != 0;
+            memset(block[k], k + 1, odd);
+            for (int other = 0; other < BLOCKS; ++other) wrong += block[other] != NULL && block[other][0] != other + 1;
+        }
+    CHECK_INT(wrong, 0);
+    for (int i = 0; i < BLOCKS; ++i) gg_message_free(t, block[i]);
+    CHECK(net->blocks == NULL);
+    unsigned char *large = NULL;
+    CHECK_OK(gg_message_alloc(t, j->heap + 1, "larger than the heap", &large));
+    CHECK(net->blocks == NULL && large != NULL);
+    gg_message_free(t, large);
+    gg_transport_destroy(t);
+}
+
+static void test_options(void) {
+    gg_net *net = NULL;
+    const int nodes[2] = {0, 0}, apart[2] = {0, 1};
+    gg_net_options options = {.rank = 2, .size = 2, .node_of = nodes, .memory = -1, .ring_bytes = 4096};
+    CHECK_FAILS(gg_net_create(&options, &net), GG_ERROR_ARGUMENT, "rank: 2 of 2");
+    options.rank = 0;
+    CHECK_FAILS(gg_net_create(&options, &net), GG_ERROR_ARGUMENT, "memory: no descriptor");
+    options.node_of = apart;
+    CHECK_FAILS(gg_net_create(&options, &net), GG_ERROR_ARGUMENT, "sockets: none to rank 1");
+    options.node_of = nodes;
+    options.memory = memfd_create("node", MFD_CLOEXEC);
+    options.ring_bytes = 5000;
+    CHECK_FAILS(gg_net_create(&options, &net), GG_ERROR_ARGUMENT, "ring_bytes: 5000; allowed: a power of two");
+    CHECK(net == NULL);
+}
+
+/* ---- measuring ---- */
+
+static int by_value(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void measure(gg_net *net, const job *j) {
+    enum { ROUNDS = 200 };
+    static double seconds[ROUNDS];
+    gg_transport *t = NULL;
+    (void)j;
+    CHECK_OK(gg_net_transport_create(net, 0, &t));
+    for (size_t bytes = 8; bytes <= 16 << 20; bytes *= 8)
+        for (int shared = 0; shared < 2; ++shared) {
+            float *own = NULL, *landing = NULL, sum = 0;
+            if (shared) CHECK_OK(gg_message_alloc(t, bytes, "measure", &own));
+            else CHECK_OK(gg_calloc(1, bytes, "measure", &own));
+            CHECK_OK(gg_calloc(1, bytes, "measure", &landing));
+            for (int round = 0; round < ROUNDS; ++round) {
+                gg_request receive = {0}, send = {0};
+                for (size_t i = 0; i < bytes / sizeof(float); ++i) own[i] = (float)(i + (size_t)round);
+                CHECK_OK(gg_barrier(t));
+                const double begin = gg_clock_now();
+                CHECK_OK(gg_receive_exact(t, landing, bytes, 1 - t->rank, 64, &receive));
+                CHECK_OK(gg_send(t, own, bytes, 1 - t->rank, 64, &send));
+                CHECK_OK(gg_wait(t, &receive));
+                for (size_t i = 0; i < bytes / sizeof(float); ++i) sum += ((const float *)receive.data)[i];
+                CHECK_OK(gg_release(t, &receive));
+                CHECK_OK(gg_wait(t, &send));
+                seconds[round] = gg_clock_now() - begin;
+            }
+            qsort(seconds, ROUNDS, sizeof seconds[0], by_value);
+            if (t->rank == 0)
+                printf("%s, %9zu bytes both ways and read once, %s: %8.1f us (%g)\n",
+                       j->per_node > 1 ? "ring" : "socket", bytes, shared ? "shared" : "plain",
+                       seconds[ROUNDS / 2] * 1e6, (double)sum);
+            if (shared) gg_message_free(t, own);
+            else gg_free(own);
+            gg_free(landing);
+        }
+    gg_transport_destroy(t);
+}
+
+int main(int argc, char **argv) {
+    const size_t ring = 8192, heap = (size_t)64 << 20;
+    if (argc > 1 && strcmp(argv[1], "measure") == 0) {
+        run_job(&(job){2, 2, 1 << 17, heap, -1}, measure);
+        run_job(&(job){2, 1, 1 << 17, heap, -1}, measure);
+        return check_report();
+    }
+    for (int size = 1; size <= 4; ++size) test_all(size);
+    for (int per_node = 1; per_node <= 2; ++per_node) {
+        run_job(&(job){2, per_node, ring, heap, -1}, wrong_sizes);
+        run_job(&(job){2, per_node, ring, heap, -1}, other_epochs);
+        run_job(&(job){3, per_node, ring, heap, -1}, channels);
+        run_job(&(job){2, per_node, ring, heap, -1}, cancelled);
+        run_job(&(job){2, per_node, ring, heap, 1}, death);
+        run_job(&(job){3, per_node, ring, heap, 1}, death);
+        run_job(&(job){2, per_node, ring, heap, -1}, garbage);
+    }
+    run_job(&(job){2, 2, ring, heap, -1}, timeouts);
+    run_job(&(job){2, 2, ring, heap, -1}, memory);
+    test_options();
+    return check_report();
+}
