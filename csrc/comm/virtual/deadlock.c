@@ -30,11 +30,11 @@ void gg_virtual_fail_all(gg_virtual *cluster) {
 
 void gg_virtual_declare_deadlock(gg_virtual *cluster) {
     char *text = cluster->deadlock_text;
-    int left = cluster->working, returned = cluster->options.size - left;
+    const int living = cluster->options.size - cluster->dead;
+    int left = cluster->working, returned = living - left;
     size_t used = (size_t)snprintf(text, GG_VIRTUAL_TEXT, "all ranks wait for messages that nobody will send");
     if (returned > 0)
-        used += (size_t)snprintf(text + used, GG_VIRTUAL_TEXT - used, " (%d of %d have returned)", returned,
-                                 cluster->options.size);
+        used += (size_t)snprintf(text + used, GG_VIRTUAL_TEXT - used, " (%d of %d have returned)", returned, living);
     for (int r = 0; r < cluster->options.size; ++r) {
         const gg_virtual_rank *rank = &cluster->ranks[r];
         char line[128], more[32];

@@ -15,7 +15,12 @@ void gg_virtual_make_undue(gg_virtual *cluster, gg_virtual_rank *rank) {
 void gg_virtual_wake(gg_virtual *cluster, gg_request *request, double time) {
     gg_virtual_rank *rank = &cluster->ranks[gg_link_of(request)->owner];
     rank->has_event = true;
-    if (rank->waiting != request && !rank->polling && !rank->waits_for_any) return;
+    if (rank->waiting == request || rank->polling || rank->waits_for_any) gg_virtual_stir(cluster, rank, time);
+}
+
+void gg_virtual_stir(gg_virtual *cluster, gg_virtual_rank *rank, double time) {
+    rank->has_event = true;
+    if (rank->waiting == NULL && !rank->polling && !rank->waits_for_any) return;
     double key = time > rank->clock ? time : rank->clock;
     rank->waiting = NULL;
     if (rank->due.place >= 0) { /* its timeout ends then, or it polls and knows of another event */

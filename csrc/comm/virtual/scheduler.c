@@ -19,6 +19,21 @@ static bool release_polling(gg_virtual *cluster) {
     return cluster->able > 0;
 }
 
+/* Takes the rank that is due first from the heap; NULL means that all have finished. A dead rank there is the moment at
+ * which the others learn of its death. */
+static gg_virtual_rank *next_rank(gg_virtual *cluster) {
+    while (cluster->unfinished > 0) {
+        gg_virtual_deliver(cluster, INFINITY);
+        if (cluster->able == 0 && cluster->wire.size == 0 && !release_polling(cluster))
+            gg_virtual_declare_deadlock(cluster);
+        gg_virtual_rank *next = &cluster->ranks[cluster->due.entries[0]->rank];
+        gg_virtual_make_undue(cluster, next);
+        if (!next->dead) return next;
+        gg_virtual_tell(cluster, next);
+    }
+    return NULL;
+}
+
 void gg_virtual_hand_on(gg_virtual *cluster, gg_virtual_rank *self) {
     if (atomic_load_explicit(&cluster->watch_due, memory_order_relaxed)) {
         atomic_store_explicit(&cluster->watch_due, false, memory_order_relaxed);
@@ -26,22 +41,18 @@ void gg_virtual_hand_on(gg_virtual *cluster, gg_virtual_rank *self) {
         if (self) gg_baton_await(&self->baton);
         return;
     }
-    if (cluster->unfinished > 0) gg_virtual_deliver(cluster, INFINITY);
-    if (cluster->able == 0 && cluster->wire.size == 0 && cluster->unfinished > 0 && !release_polling(cluster))
-        gg_virtual_declare_deadlock(cluster);
-    if (cluster->due.size == 0) {
+    gg_virtual_rank *next = next_rank(cluster);
+    if (next == NULL) {
         gg_baton_give(&cluster->caller);
         return;
     }
-    gg_virtual_rank *next = &cluster->ranks[cluster->due.entries[0]->rank];
-    gg_virtual_make_undue(cluster, next);
     if (next->clock < next->due.key) next->clock = next->due.key;
     if (next == self) return;
     gg_baton_give(&next->baton);
     if (self) gg_baton_await(&self->baton);
 }
 
-gg_status gg_virtual_still_good(const gg_virtual_rank *rank) {
+gg_status gg_virtual_still_good(gg_virtual_rank *rank) {
     const gg_virtual *cluster = rank->cluster;
     if (cluster->deadlock) return gg_fail(GG_ERROR_COMM, "%s", cluster->deadlock_text);
     if (cluster->failed)
@@ -51,6 +62,8 @@ gg_status gg_virtual_still_good(const gg_virtual_rank *rank) {
         return gg_fail(GG_ERROR_STATE,
                        "rank %d of the virtual cluster does not run: messages move inside of a run only",
                        rank->transport.rank);
+    if (rank->dying && !rank->dead) GG_TRY(gg_virtual_die(rank));
+    if (rank->dead) return gg_fail(GG_ERROR_CANCELLED, "rank %d of the virtual cluster has died", rank->transport.rank);
     return GG_OK;
 }
 

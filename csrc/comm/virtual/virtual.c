@@ -47,7 +47,7 @@ static gg_status cluster_linger(gg_virtual_rank *rank) {
     gg_virtual *cluster = rank->cluster;
     const gg_service *service = &rank->transport.service;
     rank->lingers = true;
-    while (cluster->working > 0 && !cluster->failed && service->serve != NULL) {
+    while (cluster->working > 0 && !cluster->failed && !rank->dead && service->serve != NULL) {
         bool busy = false;
         GG_TRY_CLEANUP(service->serve(service->context, &busy));
         if (!busy && cluster->working > 0)
@@ -68,7 +68,7 @@ static void *thread_main(void *context) {
         gg_status status = cluster->fn(cluster->context, rank->transport.rank);
         if (--cluster->working == 0) release_lingering(cluster);
         if (status == GG_OK) status = cluster_linger(rank);
-        cluster_finish(rank, status);
+        cluster_finish(rank, rank->dead ? GG_OK : status);
         gg_virtual_hand_on(cluster, NULL);
     }
 }
@@ -80,7 +80,7 @@ static gg_status cluster_check_options(const gg_virtual_options *options) {
     if (!(options->compute_rate >= 0 && options->compute_rate < INFINITY))
         return gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: compute_rate is %g, expected at least 0",
                        options->compute_rate);
-    return GG_OK;
+    return gg_virtual_check_deaths(options);
 }
 
 static gg_status start_threads(gg_virtual *cluster) {
@@ -103,6 +103,17 @@ static gg_status start_threads(gg_virtual *cluster) {
     return status;
 }
 
+static gg_status copy_deaths(const gg_virtual_options *options, gg_virtual *cluster) {
+    const size_t bytes = (size_t)options->death_count * sizeof *cluster->deaths;
+    if (!(cluster->options.detect > 0)) cluster->options.detect = GG_VIRTUAL_DETECT;
+    cluster->options.deaths = NULL; /* the caller's */
+    if (bytes == 0) return GG_OK;
+    GG_TRY(gg_alloc(bytes, "deaths of virtual ranks", &cluster->deaths));
+    memcpy(cluster->deaths, options->deaths, bytes);
+    for (int i = 0; i < options->death_count; ++i) cluster->ranks[cluster->deaths[i].rank].death = &cluster->deaths[i];
+    return GG_OK;
+}
+
 gg_status gg_virtual_create(const gg_virtual_options *options, gg_virtual **out) {
     gg_status status = GG_OK;
     gg_virtual *made = NULL;
@@ -123,6 +134,7 @@ gg_status gg_virtual_create(const gg_virtual_options *options, gg_virtual **out)
         rank->next_known = INFINITY;
         GG_TRY_CLEANUP(gg_baton_create(&rank->baton));
     }
+    GG_TRY_CLEANUP(copy_deaths(options, made));
     GG_TRY_CLEANUP(start_threads(made));
     *out = made;
     made = NULL;
@@ -142,6 +154,8 @@ void gg_virtual_destroy(gg_virtual *cluster) {
     }
     for (int r = 0; cluster->ranks && r < cluster->options.size; ++r) gg_baton_destroy(&cluster->ranks[r].baton);
     gg_baton_destroy(&cluster->caller);
+    gg_virtual_bury(cluster);
+    gg_free(cluster->deaths);
     gg_free(cluster->ranks);
     gg_free(cluster->due.entries);
     gg_free(cluster->wire.entries);
@@ -200,7 +214,9 @@ gg_status gg_virtual_run_aside(gg_virtual *cluster, gg_status (*fn)(void *contex
     aside *saved = NULL;
     GG_TRY_CLEANUP(gg_alloc((size_t)cluster->options.size * sizeof *saved, "clocks", &saved));
     for (int r = 0; r < cluster->options.size; ++r) save_state(cluster, r, &saved[r]);
+    cluster->aside = true;
     status = gg_virtual_run(cluster, fn, context);
+    cluster->aside = false;
     for (int r = 0; r < cluster->options.size; ++r) restore_state(cluster, r, &saved[r]);
 cleanup:
     gg_free(saved);
@@ -216,12 +232,13 @@ gg_status gg_virtual_run_watched(gg_virtual *cluster, gg_status (*fn)(void *cont
                        cluster->text);
     cluster->fn = fn;
     cluster->context = context;
-    cluster->unfinished = cluster->working = cluster->options.size;
+    cluster->unfinished = cluster->working = cluster->options.size - cluster->dead;
     cluster->running = true;
     for (int r = 0; r < cluster->options.size; ++r) {
-        cluster->ranks[r].finished = false;
+        cluster->ranks[r].finished = cluster->ranks[r].dead;
         cluster->ranks[r].empty_tests = 0;
         cluster->ranks[r].next_known = INFINITY;
+        if (cluster->ranks[r].dead) continue;
         gg_virtual_make_due(cluster, &cluster->ranks[r], cluster->ranks[r].clock, false);
     }
     do {

@@ -5,6 +5,12 @@
  * those that can. Messages reach a receiver's link in the order of their first bytes (ties: the lowest sender). So
  * every run is deterministic, asynchronous methods included. Messages are read in the sender's memory.
  *
+ * Ranks may die. A dead rank's calls return GG_ERROR_CANCELLED, so its function ends; later runs leave the rank out,
+ * and they succeed if all living ranks do. A message arrives whole if its last byte had left the rank's link before the
+ * death; all others are lost. An unlimited bandwidth sends every posted message at once. `detect` seconds after the
+ * death the others are told (transport.h), at one moment of virtual time, so runs with deaths are deterministic too.
+ * Arrived messages are still read in the dead rank's message memory, which the cluster keeps until the run has ended.
+ *
  * A rank with a service (transport.h) continues to serve after it has returned from a run, until all ranks have. Its
  * clock advances to its last answer. */
 #ifndef GG_COMM_VIRTUAL_VIRTUAL_H
@@ -12,11 +18,23 @@
 
 #include "comm/network.h"
 
+/* A rank dies in a training step, counted from 0 (gg_transport_step_begun), right after it has posted this many
+ * messages in the step. 0 means that it dies at the step's begin, more than the step sends at the begin of the rank's
+ * next step: the last step of all is survived. */
+typedef struct gg_virtual_death {
+    int rank;
+    int64_t step, after_messages;
+} gg_virtual_death;
+
 typedef struct gg_virtual_options {
     int size; /* ranks, 1 to 4096 */
     gg_network network;
-    double compute_rate; /* multiplies gg_transport_compute's modelled seconds; 1 leaves them unchanged */
+    double compute_rate;            /* multiplies gg_transport_compute's modelled seconds; 1 leaves them unchanged */
+    const gg_virtual_death *deaths; /* at most one a rank; copied */
+    int death_count;
+    double detect; /* seconds from a death until the others are told; 0 means GG_VIRTUAL_DETECT */
 } gg_virtual_options;
+#define GG_VIRTUAL_DETECT 0.01
 
 typedef struct gg_virtual gg_virtual;
 
@@ -25,6 +43,10 @@ void gg_virtual_destroy(gg_virtual *cluster);
 
 /* The transport of one rank, owned by the cluster. */
 gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank);
+
+/* True if the rank has died; *when then receives its clock at the death, unless `when` is NULL. Between runs, or by a
+ * rank. Ranks ask gg_transport_dead if they have been told. */
+bool gg_virtual_dead(const gg_virtual *cluster, int rank, double *when);
 
 /* A rank's clock, and the times at which its links become idle; in seconds. */
 typedef struct gg_virtual_clock {
@@ -35,14 +57,14 @@ typedef struct gg_virtual_clock {
 gg_virtual_clock gg_virtual_get_clock(const gg_virtual *cluster, int rank);
 void gg_virtual_set_clock(gg_virtual *cluster, int rank, gg_virtual_clock clock);
 
-/* Runs fn(context, rank) on every rank's own thread and returns when all have returned. The first failure (in baton
- * order) stops the others at their next wait with GG_ERROR_CANCELLED; its status and message, prefixed with "rank r: ",
- * are the caller's. If all ranks wait for messages that nobody will send, the run fails with GG_ERROR_COMM and says who
- * waits for whom. Called by one thread at a time. After a failure the cluster can be used no more. */
+/* Runs fn(context, rank) on every living rank's own thread and returns when all have returned. The first failure (in
+ * baton order) stops the others at their next wait with GG_ERROR_CANCELLED; its status and message, prefixed with "rank
+ * r: ", are the caller's. If all ranks wait for messages that nobody will send, the run fails with GG_ERROR_COMM and
+ * says who waits for whom. Called by one thread at a time. After a failure the cluster can be used no more. */
 gg_status gg_virtual_run(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context);
 
 /* Runs beside the clock, for measuring: clocks, links and message counts are restored afterwards. No wait ends by a
- * timeout. Nothing may be in flight before or after. */
+ * timeout, and no rank dies. Nothing may be in flight before or after. */
 gg_status gg_virtual_run_aside(gg_virtual *cluster, gg_status (*fn)(void *context, int rank), void *context);
 
 /* Like gg_virtual_run. Every `seconds` of real time, when the baton next changes hands, fn(context) is called on the

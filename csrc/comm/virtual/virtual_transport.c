@@ -4,34 +4,9 @@
 #include "base/memory.h"
 #include "comm/virtual/virtual_private.h"
 
-/* ---- queues of unmatched messages and receives ---- */
-
-static unsigned virtual_bucket_of(int source, int tag) {
-    return ((unsigned)source * 31u + (unsigned)tag) % GG_VIRTUAL_BUCKETS;
-}
-
-static void queue_append(gg_virtual_queue *q, gg_request *request) {
-    gg_virtual_request *own = gg_link_of(request);
-    own->next = NULL;
-    own->previous = q->last;
-    if (q->last) gg_link_of(q->last)->next = request;
-    else q->first = request;
-    q->last = request;
-}
-
-static void queue_remove(gg_virtual_queue *q, gg_request *request) {
-    gg_virtual_request *own = gg_link_of(request);
-    if (own->previous) gg_link_of(own->previous)->next = own->next;
-    else q->first = own->next;
-    if (own->next) gg_link_of(own->next)->previous = own->previous;
-    else q->last = own->previous;
-    own->next = own->previous = NULL;
-}
-
 static void virtual_match(gg_virtual *cluster, gg_request *send, gg_request *receive) {
-    gg_virtual_request *from = gg_link_of(send), *to = gg_link_of(receive);
-    from->partner = receive;
-    to->partner = send;
+    const gg_virtual_request *from = gg_link_of(send);
+    gg_virtual_pair(cluster, send, receive);
     if (from->arrived) gg_virtual_announce(cluster, receive, from->time);
 }
 
@@ -45,25 +20,35 @@ static gg_status virtual_alloc(gg_transport *transport, size_t bytes, const char
 }
 
 static void virtual_free_block(gg_transport *transport, void *block) {
-    (void)transport;
-    gg_free(block);
+    if (!gg_virtual_keep(gg_rank_of(transport), block)) gg_free(block);
+}
+
+/* Gives a message to its receive, or queues it. */
+static void virtual_offer(gg_virtual *cluster, gg_request *send) {
+    const int source = gg_link_of(send)->owner;
+    gg_virtual_queue *receives = gg_virtual_receives_of(cluster, send->peer, source, send->tag);
+    for (gg_request *r = receives->first; r; r = gg_link_of(r)->next) {
+        if (r->peer != source || r->tag != send->tag) continue;
+        gg_virtual_remove(receives, r);
+        virtual_match(cluster, send, r);
+        return;
+    }
+    gg_virtual_append(gg_virtual_sends_to(cluster, send->peer, source, send->tag), send);
 }
 
 static gg_status virtual_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
                               gg_request *request) {
-    (void)bytes; /* the request's */
+    (void)bytes, (void)tag; /* the request's */
     gg_virtual_rank *rank = gg_rank_of(transport), *to = &rank->cluster->ranks[peer];
     GG_TRY(gg_virtual_still_good(rank));
-    gg_virtual_put_on_wire(rank, data, request);
-    unsigned bucket = virtual_bucket_of(transport->rank, tag);
-    for (gg_request *r = to->receives[bucket].first; r; r = gg_link_of(r)->next) {
-        if (r->peer != transport->rank || r->tag != tag) continue;
-        queue_remove(&to->receives[bucket], r);
-        virtual_match(rank->cluster, request, r);
-        return GG_OK;
+    if (to->told) {
+        request->state = GG_REQUEST_LOST;
+    } else {
+        gg_virtual_put_on_wire(rank, data, request);
+        virtual_offer(rank->cluster, request);
     }
-    queue_append(&to->sends[bucket], request);
-    return GG_OK;
+    if (rank->in_last_step && !rank->cluster->aside && ++rank->sent == rank->death->after_messages) rank->dying = true;
+    return rank->dying ? gg_virtual_still_good(rank) : GG_OK;
 }
 
 static gg_status virtual_receive(gg_transport *transport, void *landing, size_t capacity, int peer, int tag,
@@ -72,14 +57,15 @@ static gg_status virtual_receive(gg_transport *transport, void *landing, size_t 
     gg_virtual_rank *rank = gg_rank_of(transport);
     GG_TRY(gg_virtual_still_good(rank));
     *gg_link_of(request) = (gg_virtual_request){.owner = transport->rank};
-    unsigned bucket = virtual_bucket_of(peer, tag);
-    for (gg_request *s = rank->sends[bucket].first; s; s = gg_link_of(s)->next) {
+    gg_virtual_queue *sends = gg_virtual_sends_to(rank->cluster, transport->rank, peer, tag);
+    for (gg_request *s = sends->first; s; s = gg_link_of(s)->next) {
         if (gg_link_of(s)->owner != peer || s->tag != tag) continue;
-        queue_remove(&rank->sends[bucket], s);
+        gg_virtual_remove(sends, s);
         virtual_match(rank->cluster, s, request);
         return GG_OK;
     }
-    queue_append(&rank->receives[bucket], request);
+    if (rank->cluster->ranks[peer].told) request->state = GG_REQUEST_LOST;
+    else gg_virtual_append(gg_virtual_receives_of(rank->cluster, transport->rank, peer, tag), request);
     return GG_OK;
 }
 
@@ -95,7 +81,9 @@ static gg_status virtual_test(gg_transport *transport, gg_request *request, bool
     if (!own->known || own->time > rank->clock) {
         return gg_virtual_found_nothing(rank, request);
     }
-    if (request->state == GG_REQUEST_RECEIVING) {
+    if (own->lost) {
+        request->state = GG_REQUEST_LOST;
+    } else if (request->state == GG_REQUEST_RECEIVING) {
         if (own->partner->epoch != request->epoch)
             GG_TRY(
                 gg_transport_other_epoch(transport, request->epoch, own->partner->epoch, request->peer, request->tag));
@@ -123,12 +111,15 @@ static void release_sender(gg_virtual_rank *rank, gg_request *request) {
     gg_request *send_request = gg_link_of(request)->partner;
     if (!send_request) return;
     gg_virtual_request *theirs = gg_link_of(send_request);
+    gg_virtual_part(rank->cluster, request);
+    if (rank->cluster->ranks[theirs->owner].dead) {
+        gg_virtual_free_ghost(rank->cluster, send_request);
+        return;
+    }
     if (!theirs->arrived) gg_virtual_off_wire(rank->cluster, &rank->cluster->ranks[theirs->owner], send_request);
     theirs->arrived = true;
-    theirs->partner = NULL;
     theirs->time = rank->clock;
     theirs->known = true;
-    gg_link_of(request)->partner = NULL;
     gg_virtual_wake(rank->cluster, send_request, rank->clock);
 }
 
@@ -142,18 +133,21 @@ static void virtual_cancel(gg_transport *transport, gg_request *request) {
     gg_virtual_rank *rank = gg_rank_of(transport);
     gg_virtual *cluster = rank->cluster;
     gg_virtual_request *own = gg_link_of(request);
-    if (cluster->failed) return; /* other requests may be freed already, and are not accessed any more */
+    if (cluster->failed) return;         /* other requests may be freed already, and are not accessed any more */
+    if (rank->dead || own->lost) return; /* the cluster does not know it any more */
     if (request->state == GG_REQUEST_SENDING && !own->arrived) gg_virtual_off_wire(cluster, rank, request);
     if (request->state != GG_REQUEST_SENDING) {
         if (own->partner) release_sender(rank, request);
-        else if (!own->broken) queue_remove(&rank->receives[virtual_bucket_of(request->peer, request->tag)], request);
+        else if (!own->broken)
+            gg_virtual_remove(gg_virtual_receives_of(cluster, transport->rank, request->peer, request->tag), request);
     } else if (own->partner) {
-        gg_virtual_request *theirs = gg_link_of(own->partner);
-        theirs->broken = true;
-        theirs->partner = NULL;
-        gg_virtual_wake(cluster, own->partner, rank->clock);
+        gg_request *receive = own->partner;
+        gg_virtual_part(cluster, request);
+        gg_link_of(receive)->broken = cluster->told == 0;
+        if (cluster->told > 0) gg_virtual_lose(cluster, receive, rank->clock); /* it leaves because of a death */
+        else gg_virtual_wake(cluster, receive, rank->clock);
     } else if (!own->known) {
-        queue_remove(&cluster->ranks[request->peer].sends[virtual_bucket_of(transport->rank, request->tag)], request);
+        gg_virtual_remove(gg_virtual_sends_to(cluster, request->peer, transport->rank, request->tag), request);
     }
 }
 
@@ -176,11 +170,11 @@ static gg_status virtual_pause_round(gg_transport *transport, int round, gg_requ
     }
     rank->empty_tests = 0;
     rank->next_known = INFINITY;
+    rank->waiting = request;
     if (own->known) {
         double key = own->time > rank->clock ? own->time : rank->clock;
         gg_virtual_make_due(cluster, rank, patient || key < deadline ? key : deadline, false);
     } else {
-        rank->waiting = request;
         if (!patient) gg_virtual_make_due(cluster, rank, deadline, true);
     }
     gg_virtual_hand_on(cluster, rank);
@@ -196,6 +190,7 @@ static double virtual_now(gg_transport *transport) { return gg_rank_of(transport
 
 static gg_status virtual_idle(gg_transport *transport, double seconds) {
     gg_virtual_rank *rank = gg_rank_of(transport);
+    if (rank->dying) GG_TRY(gg_virtual_still_good(rank));
     double after = rank->clock + seconds;
     if (!(after < INFINITY)) return gg_fail(GG_ERROR_ARGUMENT, "%g seconds are beyond any clock", seconds);
     if (after > rank->clock) {
@@ -208,6 +203,14 @@ static gg_status virtual_idle(gg_transport *transport, double seconds) {
 
 static gg_status virtual_compute(gg_transport *transport, double seconds) {
     return virtual_idle(transport, seconds * gg_rank_of(transport)->cluster->options.compute_rate);
+}
+
+static int virtual_dead(gg_transport *transport, int rank) {
+    const gg_virtual *cluster = gg_rank_of(transport)->cluster;
+    if (rank >= 0) return cluster->ranks[rank].told ? rank : -1;
+    for (int r = 0; cluster->told > 0 && r < transport->size; ++r)
+        if (cluster->ranks[r].told) return r;
+    return -1;
 }
 
 const gg_transport_table gg_virtual_table = {
@@ -223,6 +226,8 @@ const gg_transport_table gg_virtual_table = {
     .release = virtual_release,
     .cancel = virtual_cancel,
     .pause = virtual_pause_round,
+    .dead = virtual_dead,
+    .step_begun = gg_virtual_step_begun,
     .progress = virtual_progress,
     .now = virtual_now,
     .compute = virtual_compute,

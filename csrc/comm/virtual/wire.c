@@ -40,8 +40,10 @@ void gg_virtual_put_on_wire(gg_virtual_rank *from, const void *data, gg_request 
     gg_virtual *cluster = from->cluster;
     double leaves = fmax(from->clock, from->out_free);
     from->out_free = leaves + wire_transfer(cluster, send->bytes);
-    *gg_link_of(send) = (gg_virtual_request){
-        .data = data, .owner = from->transport.rank, .time = leaves + cluster->options.network.latency};
+    *gg_link_of(send) = (gg_virtual_request){.data = data,
+                                             .owner = from->transport.rank,
+                                             .time = leaves + cluster->options.network.latency,
+                                             .left = from->out_free};
     /* Where bandwidth is unlimited no other message can come between. */
     if (cluster->options.network.bandwidth > 0) wire_append(cluster, from, send);
     else wire_arrive(cluster, send);
@@ -55,6 +57,13 @@ void gg_virtual_off_wire(gg_virtual *cluster, gg_virtual_rank *from, gg_request 
     if (before) return;
     gg_heap_remove(&cluster->wire, &from->wire);
     if (from->wire_first) gg_heap_push(&cluster->wire, &from->wire, gg_link_of(from->wire_first)->time);
+}
+
+void gg_virtual_replace_on_wire(gg_virtual_rank *from, gg_request *send, gg_request *copy) {
+    gg_request **place = &from->wire_first;
+    while (*place != send) place = &gg_link_of(*place)->behind;
+    *place = copy;
+    if (from->wire_last == send) from->wire_last = copy;
 }
 
 void gg_virtual_deliver(gg_virtual *cluster, double until) {
