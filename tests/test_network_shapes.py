@@ -67,6 +67,29 @@ def test_join_errors_name_the_layer_and_both_shapes(join, other):
     assert "4, 6, 6" in text and ("5, 6, 6" if other else "4, 4, 4") in text, text
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "error", "words"),
+    [
+        ("linear", {"outputs": 2, "kernel": (1, 1)}, TypeError, "'bad' (linear): unknown option 'kernel'"),
+        ("layer_norm", {"groups": 2}, TypeError, "'bad' (layer_norm): unknown option 'groups'"),
+        ("conv2d", {"outputs": 2, "kernel": (1, 0)}, ValueError, "'bad' (conv2d): kernel=0: must be at least 1"),
+        ("conv2d", {"outputs": 2, "kernel": (1,)}, ValueError, "kernel: (1,); must be 2 numbers"),
+        ("permute", {"order": (2, 1, 0, 3, 4, 5)}, ValueError, "order: (2, 1, 0, 3, 4, 5); must be 1 to 5 numbers"),
+        ("permute", {"order": ()}, ValueError, "order: (); must be 1 to 5 numbers"),
+        ("permute", {"order": (1, 0)}, ValueError, "each of the axes 0 to 2"),
+        ("leaky_relu", {"negative_slope": float("nan")}, ValueError, "negative_slope=nan: must be finite"),
+        ("dropout", {"probability": 1.0}, ValueError, "probability=1: must be at least 0 and below 1"),
+        ("slice", {"end": 1, "step": 0}, ValueError, "step=0: must be at least 1"),
+        ("pad", {"pads": (0, -1)}, ValueError, "pads=-1: must be at least 0"),
+    ],
+)
+def test_options_of_another_kind_or_out_of_bounds_are_refused(kind, options, error, words):
+    graph = _core.Graph()
+    with pytest.raises(error) as caught:
+        graph.layer(kind, "bad", [graph.input((3, 4, 4))], **options)
+    assert words in str(caught.value)
+
+
 def test_a_layer_that_leads_nowhere_is_an_error():
     graph = _core.Graph()
     x = graph.input((4,))

@@ -147,7 +147,7 @@ static void fold_norm(const gg_graph *graph, int norm, const float *weights, int
     if (norm < 0) return;
     const gg_parameter *mean = parameter_of(graph, norm, GG_ROLE_STATISTIC, ".running_mean");
     const gg_parameter *variance = parameter_of(graph, norm, GG_ROLE_STATISTIC, ".running_var");
-    const double epsilon = (double)gg_graph_node(graph, norm)->desc.epsilon;
+    const double epsilon = (double)gg_graph_node(graph, norm)->desc.batch_norm.epsilon;
     const float *w = weights;
     const double spread = (double)element_of(variance, w, channel, 1);
     /* As evaluation does: averages of rounded variances of about 0 may be a hair below it. */
@@ -171,7 +171,7 @@ typedef struct run {
 static run run_of(const comparison *it, const gg_unit_producer *producer, int number) {
     run made = {0};
     const gg_node *node = gg_graph_node(it->graph, producer->node);
-    const int runs = is_recurrent(it->graph, producer) ? (int)node->desc.layers : 1;
+    const int runs = is_recurrent(it->graph, producer) ? (int)node->desc.lstm.layers : 1;
     const int each = gg_graph_layer_parameters(it->graph, node->layer, &made.first) / runs;
     const gg_unit_axis *axis = &it->units->parameter[made.first][0];
     if (number >= runs) return (run){0};

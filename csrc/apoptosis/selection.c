@@ -98,16 +98,17 @@ static void describe_node(const gg_graph *graph, const gg_units *units, const bo
     case GG_LAYER_CONV2D:
     case GG_LAYER_LSTM: out->outputs = count_stay(own, leaves, 0, own->count); break;
     case GG_LAYER_MULTI_HEAD:
-        if (out->head_size == 0) out->head_size = out->outputs / out->heads;
-        out->heads = count_stay(&units->inside[number], leaves, 0, out->heads);
+        if (out->attention.head_size == 0) out->attention.head_size = out->outputs / out->attention.heads;
+        out->attention.heads = count_stay(&units->inside[number], leaves, 0, out->attention.heads);
         break;
     case GG_LAYER_ATTENTION:
-        if (own->count > 0) out->heads = count_stay(own, leaves, 0, own->count) / (own->count / out->heads);
+        if (own->count > 0)
+            out->attention.heads = count_stay(own, leaves, 0, own->count) / (own->count / out->attention.heads);
         break;
     case GG_LAYER_PAD:
         if (in == NULL || in->unit == NULL || own->count == in->count) break; /* along another axis */
-        out->pads[0] = count_stay(own, leaves, 0, node->desc.pads[0]);
-        out->pads[1] = count_stay(own, leaves, own->count - node->desc.pads[1], own->count);
+        out->pad.zeros[0] = count_stay(own, leaves, 0, node->desc.pad.zeros[0]);
+        out->pad.zeros[1] = count_stay(own, leaves, own->count - node->desc.pad.zeros[1], own->count);
         break;
     case GG_LAYER_SLICE:
         if (in == NULL || in->unit == NULL || own->count == in->count) break;

@@ -41,7 +41,7 @@ bool gg_outputs_are_read(gg_unit_search *s, int node) {
     const gg_node *it = gg_graph_node(s->graph, node);
     const gg_unit_outputs *from = &s->out[it->input[0]];
     if (from->axis < 0) return false;
-    if (it->desc.kind == GG_LAYER_CONV2D) return from->axis == 0 && it->desc.groups == 1;
+    if (it->desc.kind == GG_LAYER_CONV2D) return from->axis == 0 && it->desc.conv.groups == 1;
     return from->axis == gg_graph_node(s->graph, it->input[0])->shape.dims - 1;
 }
 
@@ -90,10 +90,10 @@ static void activate(gg_unit_search *s, int node) {
     gg_unit_outputs *of = &s->out[node];
     if (of->axis < 0) return;
     of->activation = of->activation == GG_LAYER_INPUT && desc->kind != GG_LAYER_GELU ? desc->kind : GG_LAYER_COUNT;
-    of->slope = desc->slope;
+    of->slope = desc->kind == GG_LAYER_LEAKY_RELU ? desc->leaky_relu.slope : 0;
     switch (desc->kind) {
     case GG_LAYER_LEAKY_RELU:
-        of->gain *= fmax(1, fabs((double)desc->slope));
+        of->gain *= fmax(1, fabs((double)of->slope));
         of->rule = gg_unit_rule_weaker(of->rule, GG_UNIT_POSITIVE);
         break;
     case GG_LAYER_RELU: of->rule = gg_unit_rule_weaker(of->rule, GG_UNIT_POSITIVE); break;
@@ -110,7 +110,7 @@ static void activate(gg_unit_search *s, int node) {
 
 static void pool_outputs(gg_unit_search *s, int node) {
     const gg_node *it = gg_graph_node(s->graph, node);
-    const gg_window *window = &it->desc.window;
+    const gg_window *window = &it->desc.pool;
     const bool padded = window->padding[0] > 0 || window->padding[1] > 0 || window->ceil_mode;
     gg_unit_outputs *of = &s->out[node];
     if (of->axis != 0) {
@@ -257,7 +257,7 @@ static gg_status slice_outputs(gg_unit_search *s, int node) {
 
 static int64_t pad_axis(const gg_unit_search *s, int node) {
     const gg_node *it = gg_graph_node(s->graph, node);
-    return it->desc.range.axis < 0 ? it->desc.range.axis + it->shape.dims : it->desc.range.axis;
+    return it->desc.pad.axis < 0 ? it->desc.pad.axis + it->shape.dims : it->desc.pad.axis;
 }
 
 /* Zeros among units are elements as well, without producers: units that they are added to can leave with them. */
@@ -277,7 +277,7 @@ static gg_status pad_outputs(gg_unit_search *s, int node) {
     gg_unit_outputs made = *to;
     GG_TRY(gg_outputs_reserve(&made, from->axis, it->shape.size[from->axis]));
     for (int i = 0; i < made.count; i++) {
-        const int64_t place = i - it->desc.pads[0];
+        const int64_t place = i - it->desc.pad.zeros[0];
         const bool zero = place < 0 || place >= from->count;
         made.element[i] = zero ? gg_element_add(s, node) : from->element[place];
     }
@@ -292,7 +292,7 @@ static gg_status attend_outputs(gg_unit_search *s, int node) {
     const gg_node *it = gg_graph_node(s->graph, node);
     const gg_unit_outputs *from = &s->out[it->input[0]];
     gg_unit_outputs *to = &s->out[node];
-    const int features = (int)it->shape.size[1], size = features / (int)it->desc.heads;
+    const int features = (int)it->shape.size[1], size = features / (int)it->desc.attention.heads;
     bool whole = from->axis == 1;
     for (int i = 0; whole && i < from->count; i++) {
         whole = from->element[i] >= 0;
@@ -318,7 +318,7 @@ static gg_status attend_outputs(gg_unit_search *s, int node) {
 
 /* Attention with projections of its own: its heads are units inside of it. */
 static void add_heads(gg_unit_search *s, int node) {
-    const int64_t heads = gg_graph_node(s->graph, node)->desc.heads;
+    const int64_t heads = gg_graph_node(s->graph, node)->desc.attention.heads;
     s->heads[node] = s->elements;
     for (int64_t i = 0; i < heads; i++) s->element[gg_element_add(s, node)].divided = node;
 }
@@ -335,7 +335,7 @@ static gg_status normalise_outputs(gg_unit_search *s, int node) {
         gg_outputs_forbid_comparison(s, of, node, "'%s' (%s) is not right behind the layer that produces them");
     } else if (s->readers[it->input[0]] > 1) {
         gg_outputs_forbid_comparison(s, of, node, "they are read with and without '%s' (%s)");
-    } else if (!it->desc.track_statistics) {
+    } else if (!it->desc.batch_norm.track_statistics) {
         gg_outputs_forbid_comparison(s, of, node, "'%s' (%s) has no running statistics");
     }
     return GG_OK;
@@ -351,7 +351,7 @@ gg_status gg_outputs_follow(gg_unit_search *s, int node) {
     case GG_LAYER_LSTM:
         if (!gg_outputs_are_read(s, node)) gg_outputs_fix(s, &s->out[it->input[0]], node, through);
         GG_TRY(add_elements(s, node, it->desc.kind == GG_LAYER_CONV2D ? 0 : it->shape.dims - 1));
-        if (it->desc.kind == GG_LAYER_CONV2D && it->desc.groups > 1)
+        if (it->desc.kind == GG_LAYER_CONV2D && it->desc.conv.groups > 1)
             gg_outputs_fix(s, of, node, "the channels of '%s' (%s) are divided into groups");
         if (it->desc.kind == GG_LAYER_LSTM) {
             of->rule = GG_UNIT_EQUAL;

@@ -153,7 +153,7 @@ static gg_status index_multi_head(gg_unit_search *s, int node) {
     int first = 0;
     (void)gg_graph_layer_parameters(s->graph, it->layer, &first);
     const int in = it->desc.bias ? 2 : 1;
-    const int64_t size = gg_graph_parameter(s->graph, first + in)->shape.size[1] / it->desc.heads;
+    const int64_t size = gg_graph_parameter(s->graph, first + in)->shape.size[1] / it->desc.attention.heads;
     for (int k = 0; k < in; k++) GG_TRY(index_heads(heads, 3, size, &s->made->parameter[first + k][0]));
     return index_heads(heads, 1, size, &s->made->parameter[first + in][1]);
 }
@@ -218,7 +218,7 @@ static void find_sink(gg_unit_search *s, int node, gg_unit_reader *reader) {
     reader->bias = it->desc.bias ? first + (it->desc.kind == GG_LAYER_LSTM ? 2 : 1) : -1;
     for (int i = node + 1; reader->bias < 0 && s->readers[node] == 1 && i < gg_graph_nodes(s->graph); i++) {
         const gg_node *norm = gg_graph_node(s->graph, i);
-        if (norm->inputs != 1 || norm->input[0] != node || !norm->desc.track_statistics) continue;
+        if (norm->inputs != 1 || norm->input[0] != node || !norm->desc.batch_norm.track_statistics) continue;
         if (norm->desc.kind != GG_LAYER_BATCH_NORM1D && norm->desc.kind != GG_LAYER_BATCH_NORM2D) continue;
         const int count = gg_graph_layer_parameters(s->graph, norm->layer, &first);
         for (int k = first; k < first + count; k++)
@@ -231,12 +231,12 @@ static void note_reader(gg_unit_search *s, int node) {
     const gg_node *it = gg_graph_node(s->graph, node);
     const gg_unit_outputs *from = &s->out[it->input[0]];
     const gg_unit_axis *in = &s->made->output[it->input[0]];
-    const bool padded =
-        it->desc.kind == GG_LAYER_CONV2D && (it->desc.window.padding[0] > 0 || it->desc.window.padding[1] > 0);
+    const bool padded = it->desc.kind == GG_LAYER_CONV2D &&
+                        (it->desc.conv.window.padding[0] > 0 || it->desc.conv.window.padding[1] > 0);
     /* By Cauchy and Schwarz a sum over a window is at most the norm of its weights times the norm of the window's
      * elements. gg_windows_of_element bounds the windows of an element. */
     const double gain =
-        it->desc.kind == GG_LAYER_CONV2D ? from->gain * sqrt(gg_windows_of_element(&it->desc.window)) : from->gain;
+        it->desc.kind == GG_LAYER_CONV2D ? from->gain * sqrt(gg_windows_of_element(&it->desc.conv.window)) : from->gain;
     int first = 0;
     (void)gg_graph_layer_parameters(s->graph, it->layer, &first);
     gg_unit_reader reader = {
@@ -292,8 +292,8 @@ gg_status gg_units_finish(gg_unit_search *s) {
         const gg_layer_desc *desc = &gg_graph_node(s->graph, i)->desc;
         if (desc->kind == GG_LAYER_MULTI_HEAD) {
             gg_unit_axis *inside = &made->inside[i];
-            GG_TRY_CLEANUP(gg_alloc((size_t)desc->heads * sizeof *inside->unit, "units", &inside->unit));
-            inside->count = desc->heads;
+            GG_TRY_CLEANUP(gg_alloc((size_t)desc->attention.heads * sizeof *inside->unit, "units", &inside->unit));
+            inside->count = desc->attention.heads;
             for (int k = 0; k < inside->count; k++) inside->unit[k] = number[s->heads[i] + k];
         }
         if (from->axis < 0) continue;

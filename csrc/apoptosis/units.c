@@ -20,8 +20,8 @@ gg_status gg_units_find(const gg_graph *graph, gg_units **out) {
     for (int i = 0; i < nodes; i++) {
         const gg_layer_desc *desc = &gg_graph_node(graph, i)->desc;
         if (gg_layer_is_producer(desc->kind)) elements += desc->outputs;
-        if (desc->kind == GG_LAYER_MULTI_HEAD) elements += desc->heads;
-        if (desc->kind == GG_LAYER_PAD) elements += desc->pads[0] + desc->pads[1];
+        if (desc->kind == GG_LAYER_MULTI_HEAD) elements += desc->attention.heads;
+        if (desc->kind == GG_LAYER_PAD) elements += desc->pad.zeros[0] + desc->pad.zeros[1];
     }
     for (int i = 0; i < nodes; i++)
         if (elements > INT32_MAX || gg_shape_count(&gg_graph_node(graph, i)->shape) > INT32_MAX)

@@ -12,7 +12,10 @@ static size_t size_of(gg_option_type type) {
     }
 }
 
-static int length_of(const gg_option *option) { return option->count > 0 ? option->count : 1; }
+static int length_of(const gg_option *option, const void *from) {
+    if (option->length > 0) return *(const int *)((const char *)from + option->length);
+    return option->count > 0 ? option->count : 1;
+}
 
 static int64_t whole(double value, int64_t min, int64_t max) {
     return value >= (double)max ? max : value <= (double)min ? min : (int64_t)value;
@@ -45,8 +48,10 @@ double gg_option_get(const gg_option *option, const void *from, int i) {
 }
 
 void gg_options_reset(const gg_option *list, void *out) {
-    for (; list->name != NULL; ++list)
-        for (int i = 0; i < length_of(list); ++i) gg_option_set(list, out, i, list->fallback[i]);
+    for (; list->name != NULL; ++list) {
+        if (list->length > 0) *(int *)((char *)out + list->length) = 0;
+        for (int i = 0; i < length_of(list, out); ++i) gg_option_set(list, out, i, list->fallback[i]);
+    }
 }
 
 static bool is_number(gg_option_type type) {
@@ -64,9 +69,10 @@ gg_status gg_option_check(const gg_option *option, double value) {
     const gg_bounds *b = &option->bounds;
     if (is_within(b, value)) return GG_OK;
     const bool real = option->type == GG_OPTION_FLOAT || option->type == GG_OPTION_DOUBLE;
-    char low[64], high[64] = "";
-    snprintf(low, sizeof low, "%s%s %.*g", real && b->max >= FLT_MAX ? "finite and " : "",
-             b->above ? "above" : "at least", real ? 6 : 17, b->min);
+    char low[64] = "finite", high[64] = "";
+    if (b->min > -FLT_MAX)
+        snprintf(low, sizeof low, "%s%s %.*g", real && b->max >= FLT_MAX ? "finite and " : "",
+                 b->above ? "above" : "at least", real ? 6 : 17, b->min);
     if (b->max < FLT_MAX)
         snprintf(high, sizeof high, " and %s %.*g", b->below ? "below" : "at most", real ? 6 : 17, b->max);
     return gg_fail(GG_ERROR_ARGUMENT, "%s=%.*g: must be %s%s", option->name, real ? 6 : 17, value, low, high);
@@ -74,7 +80,7 @@ gg_status gg_option_check(const gg_option *option, double value) {
 
 gg_status gg_options_check(const gg_option *list, const void *from) {
     for (; list->name != NULL; ++list) {
-        for (int i = 0; is_number(list->type) && i < length_of(list); ++i) {
+        for (int i = 0; is_number(list->type) && i < length_of(list, from); ++i) {
             const double value = gg_option_get(list, from, i);
             if (list->unset != NULL && value == list->fallback[i]) continue;
             GG_TRY(gg_option_check(list, value));

@@ -29,6 +29,8 @@ typedef struct gg_bounds {
     bool above, below; /* min, max are excluded */
 } gg_bounds;
 
+#define GG_ANY                                                                                                         \
+    { .min = -INFINITY, .max = INFINITY }
 #define GG_AT_LEAST(low)                                                                                               \
     { .min = (low), .max = INFINITY }
 #define GG_FROM_TO(low, high)                                                                                          \
@@ -50,6 +52,7 @@ typedef struct gg_option {
     gg_option_type type;
     size_t offset;
     int count;          /* of numbers side by side, given as a sequence; 0 means one number, given alone */
+    size_t length;      /* offset of an int that says how many of `count` are given; 0 means all must be */
     double fallback[2]; /* default; of GG_OPTION_NAME the place of the name, of GG_OPTION_SET the bits */
     gg_bounds bounds;   /* of numbers */
     const char *const *names;

@@ -424,10 +424,11 @@ gg_status gg_dnn_add_relu(gg_dnn_op *op) {
 
 gg_status gg_dnn_window(const gg_op_desc *desc, int axis, int64_t *right_padding) {
     static const char *const names[2] = {"height", "width"};
-    const gg_window *window = &desc->window;
+    const bool pools = desc->kind != GG_OP_CONV2D;
+    const gg_window *window = pools ? &desc->pool : &desc->conv.window;
     const int64_t kernel = window->kernel[axis], stride = window->stride[axis], padding = window->padding[axis];
     const int64_t dilation = window->dilation[axis];
-    const bool ceil_mode = desc->kind != GG_OP_CONV2D && window->ceil_mode;
+    const bool ceil_mode = pools && window->ceil_mode;
     if (kernel < 1 || stride < 1 || padding < 0 || dilation < 1)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: kernel %lld, stride %lld, padding %lld, dilation %lld along the %s",
                        gg_op_kind_name(desc->kind), (long long)kernel, (long long)stride, (long long)padding,

@@ -21,8 +21,8 @@ typedef struct widened_side {
 
 /* Numbers of a convolution's weights. */
 static int64_t weights_of(const gg_op_desc *desc) {
-    const gg_window *window = &desc->window;
-    return desc->output.size[0] * (desc->input[0].size[0] / desc->groups) * window->kernel[0] * window->kernel[1];
+    const gg_window *window = &desc->conv.window;
+    return desc->output.size[0] * (desc->input[0].size[0] / desc->conv.groups) * window->kernel[0] * window->kernel[1];
 }
 
 /* MAX_NUMBERS: input and output numbers above which a batch is divided. MIN_NUMBERS: min numbers of a part. All
@@ -31,7 +31,7 @@ enum { MAX_NUMBERS = 4 << 20, MIN_NUMBERS = 1 << 19, MIN_SHARE = 4 };
 
 /* The smallest number of parts that are small enough, or the max allowed number. */
 static int64_t parts_of(const gg_op_desc *desc) {
-    if (desc->kind != GG_OP_CONV2D || desc->groups < 1) return 1;
+    if (desc->kind != GG_OP_CONV2D || desc->conv.groups < 1) return 1;
     const int64_t sample = gg_shape_count(&desc->input[0]) + gg_shape_count(&desc->output);
     int64_t parts = 1;
     for (int64_t next = 2; next <= desc->batch && desc->batch / parts * sample > MAX_NUMBERS; ++next) {

@@ -41,8 +41,8 @@ gg_conv_key gg_conv_key_of(const gg_op_desc *desc) {
                        .output = desc->output.size[0],
                        .bias = desc->bias,
                        .relu = desc->activation == GG_ACTIVATION_RELU,
-                       .groups = desc->groups};
-    const gg_window *w = &desc->window;
+                       .groups = desc->conv.groups};
+    const gg_window *w = &desc->conv.window;
     memcpy(key.input, desc->input[0].size, sizeof key.input);
     memcpy(key.padding, w->padding, sizeof key.padding);
     memcpy(key.kernel, w->kernel, sizeof key.kernel);
@@ -113,7 +113,7 @@ bool gg_choose_by_cost(const gg_plan_options *options, const gg_op_desc *desc, g
     if (options->conv_algorithm != GG_CONV_AUTO) return false;
     if (tiled) out[GG_PASS_WEIGHTS] = GG_ALGORITHM_TILED;
     if ((own || tiled || numbered) && was_told(options, desc, out)) return false;
-    if (!own || numbered || desc->groups != 1) return false;
+    if (!own || numbered || desc->conv.groups != 1) return false;
     return desc->dtype == GG_BFLOAT16 || options->device->isa == GG_ISA_AMX ||
            gg_conv_has_form(desc, GG_LAYOUT_BATCH_LAST, GG_ALGORITHM_WINOGRAD2);
 }

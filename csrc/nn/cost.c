@@ -57,8 +57,8 @@ static gg_layout inner_layout(const gg_cost_query *q) {
 }
 
 static gg_cost_form conv_form(const gg_cost_query *q) {
-    const gg_window *w = &q->desc->window;
-    if (q->desc->groups > 1) return GG_COST_GROUPED;
+    const gg_window *w = &q->desc->conv.window;
+    if (q->desc->conv.groups > 1) return GG_COST_GROUPED;
     if (tile_of(q->algorithm) > 0) return w->kernel[0] == 5 ? GG_COST_WIDE : GG_COST_GENERAL;
     if (q->desc->input[0].size[0] <= GG_CONV_FEW_CHANNELS) return GG_COST_FEW;
     const bool single = w->kernel[0] == 1 && w->kernel[1] == 1 && w->stride[0] == 1 && w->stride[1] == 1;
@@ -67,7 +67,7 @@ static gg_cost_form conv_form(const gg_cost_query *q) {
 
 /* Elements of the image in all windows along an axis; padding is not computed. */
 static double covered(const gg_op_desc *desc, int axis) {
-    const gg_window *w = &desc->window;
+    const gg_window *w = &desc->conv.window;
     const int64_t input = desc->input[0].size[1 + axis];
     int64_t taps = 0;
     for (int64_t out = 0; out < desc->output.size[1 + axis]; out++) {
@@ -83,7 +83,7 @@ static double covered(const gg_op_desc *desc, int axis) {
 static void conv_features(const gg_cost_query *q, double feature[GG_COST_FEATURES]) {
     const gg_op_desc *desc = q->desc;
     const gg_layout layout = inner_layout(q);
-    const int64_t *in = desc->input[0].size, *out = desc->output.size, *kernel = desc->window.kernel;
+    const int64_t *in = desc->input[0].size, *out = desc->output.size, *kernel = desc->conv.window.kernel;
     const int64_t tile = tile_of(q->algorithm);
     const int64_t samples = tile > 0 ? tiled_samples(q, layout) : samples_in(layout, desc->batch);
     const bool few = in[0] <= GG_CONV_FEW_CHANNELS && tile == 0;
@@ -105,10 +105,10 @@ static void conv_features(const gg_cost_query *q, double feature[GG_COST_FEATURE
                                                         : (double)samples * covered(desc, 0) * covered(desc, 1);
         terms *= from;
     }
-    feature[0] = terms * to / (double)desc->groups;
+    feature[0] = terms * to / (double)desc->conv.groups;
     feature[1] = rows * to;
     feature[2] = terms;
-    feature[3] = places * from * to / (double)desc->groups;
+    feature[3] = places * from * to / (double)desc->conv.groups;
     feature[4] = images;
 }
 
@@ -118,8 +118,10 @@ static void matrix_features(const gg_cost_query *q, double feature[GG_COST_FEATU
     const double in = (double)desc->input[0].size[desc->input[0].dims - 1];
     const double positions = (double)gg_shape_count(&desc->output) / out;
     const double rows = (double)samples_in(q->output, desc->batch) * positions;
-    const double gates = desc->kind == GG_OP_LSTM ? 4 : 1, layers = desc->kind == GG_OP_LSTM ? (double)desc->layers : 1;
-    const double terms = desc->kind == GG_OP_LSTM ? out + (desc->numbers > 0 ? (double)desc->features : in) : in;
+    const double gates = desc->kind == GG_OP_LSTM ? 4 : 1,
+                 layers = desc->kind == GG_OP_LSTM ? (double)desc->lstm.layers : 1;
+    const double terms =
+        desc->kind == GG_OP_LSTM ? out + (desc->lstm.numbers > 0 ? (double)desc->lstm.features : in) : in;
     feature[0] = rows * terms * gates * out * layers;
     feature[1] = rows * out * gates * layers;
     feature[2] = rows * terms * layers;
@@ -144,8 +146,8 @@ static void other_features(const gg_cost_query *q, double feature[GG_COST_FEATUR
     const double out = numbers(q->output, &desc->output, desc->batch);
     double window = 0;
     if (desc->kind == GG_OP_MAX_POOL2D || desc->kind == GG_OP_AVG_POOL2D)
-        window = (double)(desc->window.kernel[0] * desc->window.kernel[1]);
-    if (desc->kind == GG_OP_LOCAL_RESPONSE_NORM) window = (double)desc->size;
+        window = (double)(desc->pool.kernel[0] * desc->pool.kernel[1]);
+    if (desc->kind == GG_OP_LOCAL_RESPONSE_NORM) window = (double)desc->lrn.size;
     if (desc->kind == GG_OP_ATTENTION) window = (double)desc->output.size[0];
     feature[0] = out * window;
     feature[1] = out;

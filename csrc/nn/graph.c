@@ -30,6 +30,17 @@ static const gg_layer_type *const types[GG_LAYER_COUNT] = {
 const gg_layer_type *gg_layer_type_of(gg_layer_kind kind) { return types[kind]; }
 const char *gg_layer_kind_name(gg_layer_kind kind) { return types[kind]->name; }
 
+const gg_option *gg_layer_options(gg_layer_kind kind) {
+    static const gg_option none = {.name = NULL};
+    return types[kind]->options != NULL ? types[kind]->options : &none;
+}
+
+gg_layer_desc gg_layer_desc_of(gg_layer_kind kind) {
+    gg_layer_desc desc = {.kind = kind};
+    gg_options_reset(gg_layer_options(kind), &desc);
+    return desc;
+}
+
 gg_status gg_graph_create(gg_graph **out) {
     void *block = NULL;
     *out = NULL;
@@ -123,6 +134,7 @@ static gg_status graph_infer(const gg_graph *graph, const gg_layer_type *type, c
         node[i] = &graph->node[input[i]];
         GG_TRY(check_dtype(type, i, node[i]));
     }
+    GG_TRY(gg_options_check(gg_layer_options(desc->kind), desc));
     GG_TRY(type->infer(desc, inputs, node, out));
     return check_shape(out);
 }

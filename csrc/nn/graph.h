@@ -5,6 +5,7 @@
 #ifndef GG_NN_GRAPH_H
 #define GG_NN_GRAPH_H
 
+#include "base/options.h"
 #include "ops/arena_layout.h"
 #include "ops/backend.h"
 
@@ -76,36 +77,21 @@ typedef struct gg_init {
 typedef struct gg_layer_desc {
     gg_layer_kind kind;
     char name[GG_NAME_LENGTH]; /* unique in the graph */
-    gg_window window;          /* CONV2D, pooling */
-    int64_t outputs;           /* CONV2D: channels, LINEAR and EMBEDDING: features */
-    int64_t numbers; /* EMBEDDING, POSITION_EMBEDDING: rows of the table; 0 in POSITION_EMBEDDING means the input's
-                        positions */
-    gg_shape shape;  /* RESHAPE: the output's; a size of -1 means the remainder. LAYER_NORM, RMS_NORM: the last axes; no
-                        axes mean the last one */
-    gg_shape order;  /* PERMUTE: of the input's axes */
-    gg_range range; /* SLICE: axis, begin and end as in Python, negative from the end. PAD: axis. SOFTMAX: axis, counted
-                       with the batch */
-    int64_t layers; /* LSTM */
-    bool stateful;  /* LSTM */
-    int64_t heads;  /* ATTENTION and MULTI_HEAD */
-    int64_t head_size;      /* MULTI_HEAD: features of one head; 0 means outputs / heads */
-    bool causal;            /* ATTENTION */
-    int64_t pads[2];        /* PAD: zeros before and behind */
-    int64_t groups;         /* CONV2D, GROUP_NORM */
-    int64_t output_size[2]; /* ADAPTIVE_AVG_POOL2D: height and width; 0 means the input's */
-    bool bias;              /* CONV2D, LINEAR */
-    float probability;      /* DROPOUT, in [0, 1) */
-    float slope;            /* LEAKY_RELU: of the negative side */
-    bool tanh_form;         /* GELU: PyTorch's approximate="tanh" */
-    int64_t size;           /* LOCAL_RESPONSE_NORM: channels in a window */
-    float alpha, beta, k;   /* LOCAL_RESPONSE_NORM */
-    float epsilon;          /* normalisations: added to the variance; at least 0 */
-    float momentum;         /* BATCH_NORM: the share of a batch in the running statistics, 0 to 1 */
-    bool affine;            /* normalisations: has a weight and a bias */
-    bool track_statistics;  /* BATCH_NORM: has running statistics, used in evaluation */
+    gg_dtype dtype;            /* INPUT: FLOAT32, or INT32 for tokens */
+    int64_t outputs;           /* CONV2D: channels; LINEAR, EMBEDDING, LSTM and MULTI_HEAD: features */
+    bool bias;         /* CONV2D, LINEAR, LSTM, MULTI_HEAD, affine LAYER_NORM, RMS_NORM and GROUP_NORM: has one */
+    float probability; /* DROPOUT, ATTENTION, MULTI_HEAD, LSTM: in [0, 1) */
     gg_init weight_init, bias_init;
-    gg_dtype dtype; /* INPUT: FLOAT32, or INT32 for tokens */
+    union {
+        GG_OP_OPTIONS
+        gg_op_options options;
+    };
 } gg_layer_desc;
+
+/* The options of a kind, in gg_layer_desc; a row whose name is NULL ends them. They lack weight_init and bias_init. */
+const gg_option *gg_layer_options(gg_layer_kind kind);
+/* A description of this kind with default options and an empty name. */
+gg_layer_desc gg_layer_desc_of(gg_layer_kind kind);
 
 /* Factors of an optimiser's learning rate or weight decay: `weight` for the roles weight and scale, `bias` for bias and
  * shift. */

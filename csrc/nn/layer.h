@@ -2,6 +2,7 @@
 #ifndef GG_NN_LAYER_H
 #define GG_NN_LAYER_H
 
+#include "base/options.h"
 #include "nn/graph.h"
 
 /* Limits of axes, windows and samples, so that no product of sizes overflows. */
@@ -11,6 +12,37 @@
 
 /* Max length of a parameter name's suffix, such as ".weight_ih_l0", with its closing zero. */
 #define GG_SUFFIX_LENGTH 32
+
+/* Rows of gg_layer_type.options, which {.name = NULL} ends: options in `field` of gg_layer_desc with the default
+ * `otherwise` and gg_bounds. SIZES are a gg_shape. */
+#define GG_LAYER_FLAG(text, field, otherwise)                                                                          \
+    {                                                                                                                  \
+        .name = (text), .type = GG_OPTION_FLAG, .offset = offsetof(gg_layer_desc, field), .fallback = { otherwise }    \
+    }
+#define GG_LAYER_NUMBER(text, kind, field, otherwise, ...)                                                             \
+    {                                                                                                                  \
+        .name = (text), .type = GG_OPTION_##kind, .offset = offsetof(gg_layer_desc, field), .fallback = {otherwise},   \
+        .bounds = __VA_ARGS__                                                                                          \
+    }
+#define GG_LAYER_PAIR(text, field, otherwise, ...)                                                                     \
+    {                                                                                                                  \
+        .name = (text), .type = GG_OPTION_INT64, .offset = offsetof(gg_layer_desc, field), .count = 2,                 \
+        .fallback = {otherwise, otherwise}, .bounds = __VA_ARGS__                                                      \
+    }
+#define GG_LAYER_SIZES(text, field)                                                                                    \
+    {                                                                                                                  \
+        .name = (text), .type = GG_OPTION_INT64, .offset = offsetof(gg_layer_desc, field.size), .count = GG_MAX_DIMS,  \
+        .length = offsetof(gg_layer_desc, field.dims), .bounds = GG_ANY                                                \
+    }
+/* The four pairs of a window. */
+#define GG_LAYER_WINDOW(field)                                                                                         \
+    GG_LAYER_PAIR("kernel", field.kernel, 0, GG_FROM_TO(1, GG_MAX_WINDOW)),                                            \
+        GG_LAYER_PAIR("stride", field.stride, 1, GG_FROM_TO(1, GG_MAX_WINDOW)),                                        \
+        GG_LAYER_PAIR("padding", field.padding, 0, GG_FROM_TO(0, GG_MAX_WINDOW)),                                      \
+        GG_LAYER_PAIR("dilation", field.dilation, 1, GG_FROM_TO(1, GG_MAX_WINDOW))
+#define GG_LAYER_OUTPUTS GG_LAYER_NUMBER("outputs", INT64, outputs, 0, GG_FROM_TO(1, GG_MAX_SAMPLE))
+#define GG_LAYER_BIAS GG_LAYER_FLAG("bias", bias, true)
+#define GG_LAYER_PROBABILITY GG_LAYER_NUMBER("probability", FLOAT, probability, 0, GG_BELOW(0, 1))
 
 /* One tensor of a layer, before it has a place in the arenas (gg_parameter). */
 typedef struct gg_tensor_desc {
@@ -26,7 +58,8 @@ const gg_tensor_desc *gg_graph_tensor(const gg_graph *graph, int parameter);
 
 /* Callers add the layer's name to errors. NULL functions mean nothing to check, have, count or describe. */
 typedef struct gg_layer_type {
-    const char *name; /* "conv2d", for messages */
+    const char *name;         /* "conv2d", for messages */
+    const gg_option *options; /* NULL means none */
     gg_family family;
     int least_inputs, most_inputs;
     gg_op_kind op; /* GG_OP_COUNT means none of its own */
@@ -35,7 +68,8 @@ typedef struct gg_layer_type {
     gg_integers (*integers)(const gg_node *node,
                             int input); /* integers that int32 input `input` allows; NULL means any */
     unsigned integer_inputs;            /* bit i: input i is int32, otherwise float32 */
-    /* Checks the description against the inputs and sets *out to the shape of one output sample. */
+    /* Checks the description, whose options are in their bounds, against the inputs, and sets *out to the shape of one
+     * output sample. */
     gg_status (*infer)(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out);
     /* Returns the number of tensors. If `out` is not NULL, writes them in order into zeroed entries: name (a suffix
      * such as ".weight"), role, shape, fans and initialiser. */
@@ -43,7 +77,8 @@ typedef struct gg_layer_type {
     int64_t (*macs)(const gg_node *node, const gg_shape *input);
     /* float32 numbers of state that a sample carries from batch to batch; NULL means 0. */
     int64_t (*carried)(const gg_node *node, const gg_shape *input);
-    /* Fills the operation's fields other than shapes and batch. */
+    /* Changes an operation's description that has the layer's options, bias and probability, and shapes already. NULL
+     * means no change. */
     void (*describe)(const gg_layer_desc *desc, gg_op_desc *out);
 } gg_layer_type;
 
@@ -53,8 +88,6 @@ const gg_layer_type *gg_layer_type_of(gg_layer_kind kind);
 GG_LAYERS(GG_LAYER_ROW)
 #undef GG_LAYER_ROW
 
-/* Windows, for convolution and pooling: checks the four pairs. */
-gg_status gg_window_check(const gg_window *window);
 /* Checks that the input is (channels, height, width) and holds the window; sets out[1] and out[2] to the output's size.
  */
 gg_status gg_window_infer(const gg_window *window, bool ceil_mode, const gg_node *input, gg_shape *out);

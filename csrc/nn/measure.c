@@ -85,7 +85,7 @@ static gg_status bench_make(const gg_op *chosen, bench *b) {
     const gg_op_desc *desc = &chosen->desc;
     const size_t in = gg_format_bytes(chosen->input[0], &desc->input[0], desc->batch);
     const size_t out = gg_format_bytes(chosen->output, &desc->output, desc->batch);
-    const int64_t taps = desc->window.kernel[0] * desc->window.kernel[1];
+    const int64_t taps = desc->conv.window.kernel[0] * desc->conv.window.kernel[1];
     const size_t weights = (size_t)(desc->input[0].size[0] * desc->output.size[0] * taps) * sizeof(float);
     const size_t bias = (size_t)desc->output.size[0] * sizeof(float);
     size_t prepared = 0, scratch = 0;

@@ -253,6 +253,9 @@ static void plan_describe(const gg_plan *plan, const gg_plan_group *group, gg_op
         desc->offered[i] = node_format(plan, source[i]);
         if (plan->options.training && plan->node[source[i]].needs_gradient) desc->input_grad = true;
     }
+    desc->bias = it->desc.bias;
+    desc->probability = it->desc.probability;
+    desc->options = it->desc.options;
     if (type->describe != NULL) type->describe(&it->desc, desc);
     gg_plan_group_describe(plan, group, desc);
     desc->seed = dropout_seed(plan->options.seed, group->main);

@@ -73,12 +73,12 @@ static bool not_pooled(const gg_plan *plan, const gg_plan_group *group) {
 /* The LSTM reads the tokens. */
 static void describe_table(const gg_plan *plan, const gg_plan_group *group, gg_op_desc *desc) {
     const gg_node *table = gg_graph_node(plan->graph, group->node[0]);
-    desc->numbers = table->desc.numbers;
-    desc->features = table->desc.outputs;
+    desc->lstm.numbers = table->desc.embedding.numbers;
+    desc->lstm.features = table->desc.outputs;
 }
 
 static void describe_gelu(const gg_plan *plan, const gg_plan_group *group, gg_op_desc *desc) {
-    desc->tanh_form = gg_graph_node(plan->graph, group->node[1])->desc.tanh_form;
+    desc->gelu = gg_graph_node(plan->graph, group->node[1])->desc.gelu;
 }
 
 gg_plan_group gg_plan_group_at(const gg_plan *plan, int first, int most) {

@@ -25,7 +25,7 @@ static int pass_products(const gg_step *step, gg_pass pass) {
     const gg_op *op = step->pass[GG_PASS_DATA];
     if (op->type->backward_data == NULL) return 0;
     /* An LSTM of tokens has the gradient of the rows that they name in place of the input's. */
-    const bool rows = op->desc.kind == GG_OP_LSTM && op->desc.numbers > 0;
+    const bool rows = op->desc.kind == GG_OP_LSTM && op->desc.lstm.numbers > 0;
     return (op->desc.input_grad || rows) + (step->parameters > 0 && !weights);
 }
 

@@ -118,10 +118,10 @@ static bool wastes_lanes(const gg_op_desc *desc) {
 }
 
 bool gg_conv_has_form(const gg_op_desc *desc, gg_layout layout, gg_algorithm algorithm) {
-    const gg_window *w = &desc->window;
+    const gg_window *w = &desc->conv.window;
     const bool blocks = layout == GG_LAYOUT_CHANNELS16;
     const gg_algorithm unturned = gg_conv_unturned(algorithm);
-    if (desc->kind != GG_OP_CONV2D || desc->groups != 1) return false;
+    if (desc->kind != GG_OP_CONV2D || desc->conv.groups != 1) return false;
     for (int axis = 0; axis < 2; ++axis)
         if (w->dilation[axis] != 1 || w->padding[axis] < 0 || w->padding[axis] >= w->kernel[axis]) return false;
     if (unturned != GG_ALGORITHM_COUNT)
@@ -142,15 +142,16 @@ bool gg_conv_has_form(const gg_op_desc *desc, gg_layout layout, gg_algorithm alg
 
 gg_status gg_op_check_lstm(const gg_op_desc *desc) {
     char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
-    if (desc->numbers > 0) return gg_fail(GG_ERROR_UNSUPPORTED, "lstm: it reads (T, I), not tokens");
+    if (desc->lstm.numbers > 0) return gg_fail(GG_ERROR_UNSUPPORTED, "lstm: it reads (T, I), not tokens");
     if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->output.dims != 2 ||
-        desc->input[0].size[0] != desc->output.size[0] || desc->layers < 1)
+        desc->input[0].size[0] != desc->output.size[0] || desc->lstm.layers < 1)
         return gg_fail(GG_ERROR_SHAPE, "an LSTM of %lld layers makes (T, H) of one (T, I), not %s of %s",
-                       (long long)desc->layers, gg_shape_text(&desc->output, out), gg_shape_text(&desc->input[0], in));
+                       (long long)desc->lstm.layers, gg_shape_text(&desc->output, out),
+                       gg_shape_text(&desc->input[0], in));
     if (!(desc->probability >= 0 && desc->probability < 1))
         return gg_fail(GG_ERROR_ARGUMENT, "lstm: the probability must be at least 0 and less than 1, not %g",
                        (double)desc->probability);
-    const double words = (double)desc->batch * (double)gg_shape_count(&desc->output) * (double)desc->layers;
+    const double words = (double)desc->batch * (double)gg_shape_count(&desc->output) * (double)desc->lstm.layers;
     if (desc->probability > 0 && words > 0x1p32)
         return gg_fail(GG_ERROR_UNSUPPORTED, "lstm: %g states are more than a stream has numbers for dropout", words);
     return GG_OK;
@@ -161,17 +162,18 @@ gg_status gg_op_check_attention(const gg_op_desc *desc) {
     const gg_shape *input = &desc->input[0];
     const int64_t features = input->dims == 2 ? input->size[1] / 3 : 0;
     if (desc->inputs < 1 || desc->inputs > 2 || features < 1 || input->size[1] % 3 != 0 || desc->output.dims != 2 ||
-        desc->output.size[0] != input->size[0] || desc->output.size[1] != features || desc->heads < 1 ||
-        features % desc->heads != 0)
+        desc->output.size[0] != input->size[0] || desc->output.size[1] != features || desc->attention.heads < 1 ||
+        features % desc->attention.heads != 0)
         return gg_fail(GG_ERROR_SHAPE, "attention of %lld heads makes (T, C) of (T, 3C), not %s of %s",
-                       (long long)desc->heads, gg_shape_text(&desc->output, out), gg_shape_text(input, in));
+                       (long long)desc->attention.heads, gg_shape_text(&desc->output, out), gg_shape_text(input, in));
     if (desc->inputs == 2 && (desc->offered[1].dtype != GG_INT32 || gg_shape_count(&desc->input[1]) != 1))
         return gg_fail(GG_ERROR_SHAPE, "the lengths for attention are one int32 a sample, not %s %s",
                        gg_dtype_name(desc->offered[1].dtype), gg_shape_text(&desc->input[1], in));
     if (!(desc->probability >= 0 && desc->probability < 1))
         return gg_fail(GG_ERROR_ARGUMENT, "attention: the probability must be at least 0 and less than 1, not %g",
                        (double)desc->probability);
-    const double words = (double)desc->batch * (double)desc->heads * (double)input->size[0] * (double)input->size[0];
+    const double words =
+        (double)desc->batch * (double)desc->attention.heads * (double)input->size[0] * (double)input->size[0];
     if (desc->probability > 0 && words > 0x1p33)
         return gg_fail(GG_ERROR_UNSUPPORTED, "attention: %g weights are more than a stream has numbers for dropout",
                        words);

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "ops/device.h"
+#include "ops/op_options.h"
 #include "ops/tensor.h"
 #include "ops/update_rules.h"
 
@@ -52,24 +53,6 @@ typedef enum gg_op_kind {
 const char *gg_op_kind_name(gg_op_kind kind);
 
 typedef enum gg_activation { GG_ACTIVATION_NONE = 0, GG_ACTIVATION_RELU, GG_ACTIVATION_GELU } gg_activation;
-
-/* Windows of convolution and pooling; index 0 is height, 1 is width. All in elements; dilation 1 is dense. */
-typedef struct gg_window {
-    int64_t kernel[2], stride[2], padding[2], dilation[2];
-    bool ceil_mode; /* pooling: round the output size up, PyTorch's rule (no window starts in the right padding) */
-    bool count_include_pad; /* average pooling: divide by the window's size with its padding, PyTorch's rule */
-} gg_window;
-
-/* Number of windows along one axis of `input` elements, by PyTorch's rule; 0 means that none fits. A convolution never
- * rounds up. */
-int64_t gg_window_output(const gg_window *window, int axis, int64_t input, bool ceil_mode);
-/* True if each window holds an element of the image. A dilated window may skip over a small image. */
-bool gg_window_covers(const gg_window *window, int axis, int64_t input, int64_t outputs);
-
-/* Indices [begin, end) by `step` along one axis of a sample: SLICE's output, or the place of PAD's input. */
-typedef struct gg_range {
-    int64_t axis, begin, end, step;
-} gg_range;
 
 /* Algorithms of convolutions, and in bfloat16 of linear layers and LSTMs. Winograd's methods have fewer multiplications
  * and larger errors. */
@@ -117,7 +100,7 @@ typedef struct gg_norm_rows {
     int64_t count, length;  /* rows of a sample; values of a row */
     int64_t weights, inner; /* weights of a row, and adjacent values that share one */
     int64_t parameters;     /* weights of all rows; row i has those from i*weights % parameters on */
-    bool root_mean_square;  /* gg_op_desc's */
+    bool root_mean_square;  /* gg_layer_norm_options' */
 } gg_norm_rows;
 
 /* Description of an operation. Shapes are of one sample; batch is N. */
@@ -130,53 +113,35 @@ typedef struct gg_op_desc {
     gg_format offered[GG_MAX_INPUTS]; /* the formats of the inputs; the operation may choose others */
     gg_dtype dtype; /* GG_FLOAT32, or GG_BFLOAT16: operations with a bfloat16 form read and write bfloat16 activations.
                        Operations that gain nothing use it only if it is offered. All others use GG_FLOAT32 */
-    gg_format wanted_output; /* REORDER only: the target */
-    gg_window window;        /* CONV2D and pooling */
-    gg_algorithm algorithm;  /* CONV2D; LINEAR and LSTM: DIRECT or WIDENED; others: DIRECT */
-    unsigned passes;         /* CONV2D: one bit (1 << pass) for each pass that is run; 0 means all */
-    int64_t groups;          /* CONV2D; divides both channel counts. LAYER_NORM; divides the first axis, and a weight is
-                                a channel's; 0 means rows from `axis` on, and a weight is a place's */
-    bool bias;               /* CONV2D, LINEAR, LAYER_NORM that is affine */
-    int64_t numbers;  /* EMBEDDING, POSITION_EMBEDDING: rows of the table. LSTM: rows of the table of its tokens, its
-                         first parameter (numbers, features); 0 means that it reads (T, I) */
-    int64_t features; /* LSTM of tokens */
-    gg_range range;   /* SLICE and PAD */
-    int64_t order[GG_MAX_DIMS]; /* PERMUTE: axis i of the output is axis order[i] of the input */
-    gg_activation activation;   /* CONV2D, LINEAR, BATCH_NORM, MAX_POOL2D, ADD: applied to the output. GELU: only LINEAR
-                                   over positions, in tables that offer it */
-    int64_t layers;             /* LSTM */
-    bool stateful;              /* LSTM: carries its state from batch to batch */
-    int64_t heads;              /* ATTENTION; divides C */
-    int64_t head_size;          /* MULTI_HEAD: features of each */
-    bool causal;                /* ATTENTION: no position sees later positions */
-    float probability;          /* DROPOUT: of being zeroed; all other values are divided by 1 - probability */
-    int64_t axis;               /* LAYER_NORM, SOFTMAX: of the sample */
-    float slope;                /* LEAKY_RELU: of the negative side */
-    bool tanh_form;             /* GELU, also as the activation: PyTorch's approximate="tanh" */
-    int64_t size;               /* LOCAL_RESPONSE_NORM: channels in a window */
-    float alpha, beta, k;       /* LOCAL_RESPONSE_NORM */
-    float epsilon;              /* normalisations: added to the variance */
-    float momentum;             /* BATCH_NORM: share of a batch in the running statistics */
-    bool affine;                /* normalisations: has weight and bias */
-    bool root_mean_square;      /* LAYER_NORM: divides by the root of the mean square and subtracts no mean */
-    bool track_statistics;      /* BATCH_NORM: has running mean and variance, the last two parameters */
-    uint64_t seed;              /* DROPOUT: already mixed with the layer's number */
-    bool training;              /* false: backward is never run and dropout copies */
-    bool input_grad;            /* false: grad_input is not needed (first layer) */
+    gg_algorithm algorithm;   /* CONV2D; LINEAR and LSTM: DIRECT or WIDENED; others: DIRECT */
+    unsigned passes;          /* CONV2D: one bit (1 << pass) for each pass that is run; 0 means all */
+    gg_activation activation; /* CONV2D, LINEAR, BATCH_NORM, MAX_POOL2D, ADD: applied to the output. GELU: only LINEAR
+                                 over positions, in tables that offer it */
+    bool bias;                /* CONV2D, LINEAR, LSTM, MULTI_HEAD, affine LAYER_NORM: has one */
+    float probability;        /* DROPOUT, ATTENTION, MULTI_HEAD, LSTM: of being zeroed; all other values are divided by
+                                 1 - probability */
+    uint64_t seed;            /* of dropout, already mixed with the layer's number */
+    bool training;            /* false: backward is never run and dropout copies */
+    bool input_grad;          /* false: grad_input is not needed (first layer) */
+    union {
+        GG_OP_OPTIONS
+        gg_op_options options;
+    };
 } gg_op_desc;
 
 /* The rows of a LAYER_NORM whose axis and groups have been checked. */
 static inline gg_norm_rows gg_norm_rows_of(const gg_op_desc *desc) {
-    gg_norm_rows rows = {1, 1, 1, 1, 1, desc->root_mean_square};
-    if (desc->groups > 0) {
-        rows.count = desc->groups;
-        rows.length = gg_shape_count(&desc->output) / desc->groups;
+    const gg_layer_norm_options *norm = &desc->layer_norm;
+    gg_norm_rows rows = {1, 1, 1, 1, 1, norm->root_mean_square};
+    if (norm->groups > 0) {
+        rows.count = norm->groups;
+        rows.length = gg_shape_count(&desc->output) / norm->groups;
         rows.parameters = desc->output.size[0];
-        rows.weights = rows.parameters / desc->groups;
+        rows.weights = rows.parameters / norm->groups;
         rows.inner = rows.length / rows.weights;
         return rows;
     }
-    for (int i = 0; i < desc->output.dims; ++i) *(i < desc->axis ? &rows.count : &rows.length) *= desc->output.size[i];
+    for (int i = 0; i < desc->output.dims; ++i) *(i < norm->axis ? &rows.count : &rows.length) *= desc->output.size[i];
     rows.weights = rows.parameters = rows.length;
     return rows;
 }

@@ -79,7 +79,7 @@ static const gg_op_class multi_head_class = {.prepare = multi_head_prepare,
 /* Each step is offered the previous step's format, and must read it. */
 static gg_status create_steps(gg_device *device, multi_head_op *op) {
     const gg_op_desc *desc = &op->head.desc;
-    const int64_t positions = desc->output.size[0], inner = desc->heads * desc->head_size;
+    const int64_t positions = desc->output.size[0], inner = desc->attention.heads * desc->attention.head_size;
     const gg_shape wide = {2, {positions, 3 * inner}}, mixed = {2, {positions, inner}};
     gg_format given = {desc->offered[0].dtype, GG_LAYOUT_PLAIN};
     for (int i = 0; i < STEPS; ++i) {
@@ -111,7 +111,7 @@ static size_t add_bytes(size_t *used, size_t bytes) {
 
 static void lay_out(multi_head_op *op) {
     const gg_op_desc *desc = &op->head.desc;
-    const gg_shape mixed = {2, {desc->output.size[0], desc->heads * desc->head_size}};
+    const gg_shape mixed = {2, {desc->output.size[0], desc->attention.heads * desc->attention.head_size}};
     const size_t packed_bytes = 3 * gg_format_bytes(op->step[PROJECT_IN]->output, &mixed, desc->batch);
     const size_t mixed_bytes = gg_format_bytes(op->step[ATTEND]->output, &mixed, desc->batch);
     size_t saved = 0, scratch = 0, most = 0;
@@ -137,8 +137,8 @@ gg_status gg_multi_head_create(gg_device *device, const gg_op_desc *desc, gg_op 
     gg_status status = GG_OK;
     multi_head_op *op = NULL;
     *out = NULL;
-    if (desc->inputs < 1 || desc->inputs > 2 || desc->output.dims != 2 || desc->heads < 1 || desc->head_size < 1 ||
-        !gg_shape_equal(&desc->input[0], &desc->output))
+    if (desc->inputs < 1 || desc->inputs > 2 || desc->output.dims != 2 || desc->attention.heads < 1 ||
+        desc->attention.head_size < 1 || !gg_shape_equal(&desc->input[0], &desc->output))
         GG_FAIL_CLEANUP(GG_ERROR_SHAPE, "multi-head attention makes (T, E) of (T, E)");
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *op, "an operation", &op));
     op->head = (gg_op){.type = &multi_head_class,

@@ -54,66 +54,6 @@ static PyObject *add_input(PyObject *self, PyObject *args, PyObject *kwargs) {
     return status == GG_OK ? PyLong_FromLong(node) : gg_py_raise(status);
 }
 
-/* How a layer's option is read from Python into its description. */
-typedef enum option_type {
-    OPTION_INTEGER, /* int64_t */
-    OPTION_PAIR,    /* int64_t[2], a tuple of two integers */
-    OPTION_FLAG,    /* bool */
-    OPTION_NUMBER,  /* float */
-    OPTION_SIZES,   /* gg_shape, a tuple of any integers */
-    OPTION_INIT     /* gg_init, a tuple (name, value) */
-} option_type;
-
-typedef struct layer_option {
-    const char *name;
-    option_type type;
-    size_t offset;
-} layer_option;
-
-#define OPTION(name, type, field)                                                                                      \
-    { name, type, offsetof(gg_layer_desc, field) }
-static const layer_option layer_options[] = {
-    OPTION("outputs", OPTION_INTEGER, outputs),
-    OPTION("kernel", OPTION_PAIR, window.kernel),
-    OPTION("stride", OPTION_PAIR, window.stride),
-    OPTION("padding", OPTION_PAIR, window.padding),
-    OPTION("dilation", OPTION_PAIR, window.dilation),
-    OPTION("ceil_mode", OPTION_FLAG, window.ceil_mode),
-    OPTION("count_include_pad", OPTION_FLAG, window.count_include_pad),
-    OPTION("groups", OPTION_INTEGER, groups),
-    OPTION("output_size", OPTION_PAIR, output_size),
-    OPTION("bias", OPTION_FLAG, bias),
-    OPTION("normalized_shape", OPTION_SIZES, shape),
-    OPTION("dim", OPTION_INTEGER, range.axis),
-    OPTION("negative_slope", OPTION_NUMBER, slope),
-    OPTION("tanh_form", OPTION_FLAG, tanh_form),
-    OPTION("size", OPTION_INTEGER, size),
-    OPTION("alpha", OPTION_NUMBER, alpha),
-    OPTION("beta", OPTION_NUMBER, beta),
-    OPTION("k", OPTION_NUMBER, k),
-    OPTION("eps", OPTION_NUMBER, epsilon),
-    OPTION("momentum", OPTION_NUMBER, momentum),
-    OPTION("affine", OPTION_FLAG, affine),
-    OPTION("track_running_stats", OPTION_FLAG, track_statistics),
-    OPTION("probability", OPTION_NUMBER, probability),
-    OPTION("numbers", OPTION_INTEGER, numbers),
-    OPTION("shape", OPTION_SIZES, shape),
-    OPTION("order", OPTION_SIZES, order),
-    OPTION("axis", OPTION_INTEGER, range.axis),
-    OPTION("begin", OPTION_INTEGER, range.begin),
-    OPTION("end", OPTION_INTEGER, range.end),
-    OPTION("step", OPTION_INTEGER, range.step),
-    OPTION("layers", OPTION_INTEGER, layers),
-    OPTION("stateful", OPTION_FLAG, stateful),
-    OPTION("heads", OPTION_INTEGER, heads),
-    OPTION("head_size", OPTION_INTEGER, head_size),
-    OPTION("causal", OPTION_FLAG, causal),
-    OPTION("pads", OPTION_PAIR, pads),
-    OPTION("weight_init", OPTION_INIT, weight_init),
-    OPTION("bias_init", OPTION_INIT, bias_init),
-};
-#undef OPTION
-
 static int read_init(PyObject *value, const char *name, gg_init *out) {
     const char *kind;
     if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "sf", &kind, &out->value)) {
@@ -125,62 +65,31 @@ static int read_init(PyObject *value, const char *name, gg_init *out) {
     return number < 0 ? -1 : 0;
 }
 
-static int read_sizes(PyObject *value, const char *name, gg_shape *out) {
-    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) < 1 || PyTuple_GET_SIZE(value) > GG_MAX_DIMS) {
-        PyErr_Format(PyExc_TypeError, "%s: must be a tuple of 1 to %d integers", name, GG_MAX_DIMS);
-        return -1;
-    }
-    out->dims = (int)PyTuple_GET_SIZE(value);
-    for (int i = 0; i < out->dims; ++i) out->size[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(value, i));
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-static int read_option(const layer_option *option, PyObject *value, gg_layer_desc *desc) {
-    void *field = (char *)desc + option->offset;
-    int64_t *integer = field;
-    switch (option->type) {
-    case OPTION_INTEGER: *integer = PyLong_AsLongLong(value); break;
-    case OPTION_PAIR:
-        if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 2) {
-            PyErr_Format(PyExc_TypeError, "%s: must be a tuple of two integers", option->name);
-            return -1;
-        }
-        for (int i = 0; i < 2; ++i) integer[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(value, i));
-        break;
-    case OPTION_FLAG: *(bool *)field = PyObject_IsTrue(value) == 1; break;
-    case OPTION_NUMBER: *(float *)field = (float)PyFloat_AsDouble(value); break;
-    case OPTION_SIZES: return read_sizes(value, option->name, field);
-    case OPTION_INIT: return read_init(value, option->name, field);
-    }
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-static int read_options(PyObject *options, gg_layer_desc *desc) {
-    PyObject *key, *value;
-    Py_ssize_t at = 0;
-    while (options != NULL && PyDict_Next(options, &at, &key, &value)) {
-        const size_t count = sizeof layer_options / sizeof *layer_options;
-        size_t i = 0;
-        while (i < count && PyUnicode_CompareWithASCIIString(key, layer_options[i].name) != 0) ++i;
-        if (i == count) {
-            PyErr_Format(PyExc_TypeError, "layer '%s': unknown option '%U'", desc->name, key);
-            return -1;
-        }
-        if (read_option(&layer_options[i], value, desc) < 0) return -1;
-    }
-    return 0;
+static int read_option(PyObject *name, PyObject *value, gg_layer_desc *desc) {
+    const gg_option *option = gg_layer_options(desc->kind);
+    if (PyUnicode_CompareWithASCIIString(name, "weight_init") == 0)
+        return read_init(value, "weight_init", &desc->weight_init);
+    if (PyUnicode_CompareWithASCIIString(name, "bias_init") == 0)
+        return read_init(value, "bias_init", &desc->bias_init);
+    while (option->name != NULL && PyUnicode_CompareWithASCIIString(name, option->name) != 0) ++option;
+    if (option->name != NULL) return gg_py_option_from(option, value, desc);
+    PyErr_Format(PyExc_TypeError, "layer '%s' (%s): unknown option '%U'", desc->name, gg_layer_kind_name(desc->kind),
+                 name);
+    return -1;
 }
 
 static PyObject *add_layer(PyObject *self, PyObject *args, PyObject *options) {
     const char *kind, *name;
-    PyObject *inputs, *fast;
+    PyObject *inputs, *fast, *key, *value;
     int node, nodes[GG_MAX_INPUTS];
-    gg_layer_desc desc = {
-        .window = {.stride = {1, 1}, .dilation = {1, 1}, .count_include_pad = true}, .groups = 1, .bias = true};
+    Py_ssize_t at = 0;
     if (!PyArg_ParseTuple(args, "ssO:layer", &kind, &name, &inputs)) return NULL;
     int kind_number = gg_py_choice("kind", kind, kind_names, GG_LAYER_COUNT);
-    if (kind_number < 0 || copy_name(name, &desc) < 0 || read_options(options, &desc) < 0) return NULL;
-    desc.kind = (gg_layer_kind)kind_number;
+    if (kind_number < 0) return NULL;
+    gg_layer_desc desc = gg_layer_desc_of((gg_layer_kind)kind_number);
+    if (copy_name(name, &desc) < 0) return NULL;
+    while (options != NULL && PyDict_Next(options, &at, &key, &value))
+        if (read_option(key, value, &desc) < 0) return NULL;
     fast = PySequence_Fast(inputs, "inputs must be a sequence of node numbers");
     if (fast == NULL) return NULL;
     Py_ssize_t n = PySequence_Fast_GET_SIZE(fast);

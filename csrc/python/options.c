@@ -190,14 +190,16 @@ static int number_from(const gg_option *option, PyObject *item, void *out, int i
 static int numbers_from(const gg_option *option, PyObject *item, void *out) {
     if (option->count == 0) return number_from(option, item, out, 0);
     PyObject *fast = PySequence_Fast(item, "");
-    if (fast == NULL || PySequence_Fast_GET_SIZE(fast) != option->count) {
+    const Py_ssize_t n = fast != NULL ? PySequence_Fast_GET_SIZE(fast) : 0;
+    if (n < 1 || (option->length > 0 ? n > option->count : n != option->count)) {
         Py_XDECREF(fast);
-        PyErr_Format(PyExc_ValueError, "%s: %R; must be %d numbers", option->name, item, option->count);
+        PyErr_Format(PyExc_ValueError, "%s: %R; must be %s%d numbers", option->name, item,
+                     option->length > 0 ? "1 to " : "", option->count);
         return -1;
     }
+    if (option->length > 0) *(int *)((char *)out + option->length) = (int)n;
     int result = 0;
-    for (int i = 0; result == 0 && i < option->count; ++i)
-        result = number_from(option, PySequence_Fast_GET_ITEM(fast, i), out, i);
+    for (int i = 0; result == 0 && i < n; ++i) result = number_from(option, PySequence_Fast_GET_ITEM(fast, i), out, i);
     Py_DECREF(fast);
     return result;
 }
@@ -212,7 +214,7 @@ static int place_of(const gg_option *option, PyObject *item) {
     return place;
 }
 
-static int option_from(const gg_option *option, PyObject *item, void *out) {
+int gg_py_option_from(const gg_option *option, PyObject *item, void *out) {
     unsigned bits = 0;
     int place;
     switch (option->type) {
@@ -242,7 +244,7 @@ static bool is_unset(const gg_option *option, PyObject *item) {
 static int options_from(PyObject *dict, const gg_option *list, void *out) {
     for (; list->name != NULL; ++list) {
         PyObject *item = PyDict_GetItemString(dict, list->name);
-        if (!is_unset(list, item) && option_from(list, item, out) < 0) return -1;
+        if (!is_unset(list, item) && gg_py_option_from(list, item, out) < 0) return -1;
     }
     return 0;
 }

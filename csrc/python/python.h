@@ -146,6 +146,9 @@ PyObject *gg_py_spans(const gg_trace *trace, double clock_offset); /* a list; NU
  * reference that lives as long as `out` is used, or NULL. -1 with an exception. */
 int gg_py_topology(PyObject *topology, gg_schedule_options *out, PyArrayObject **table);
 
+/* Reads one option of a list into the struct of its offsets. -1 with an exception. */
+int gg_py_option_from(const gg_option *option, PyObject *item, void *out);
+
 /* Memory into which a strategy's options point: new references or NULL, which live as long as the options are used. */
 typedef struct gg_py_option_memory {
     PyArrayObject *table; /* of the topology */

@@ -94,12 +94,19 @@ cleanup:
 /* The changed size of a layer. NULL if unchanged, or with an exception. */
 static PyObject *new_size(const gg_layer_desc *before, const gg_layer_desc *after) {
     if (after->outputs != before->outputs) return PyLong_FromLongLong((long long)after->outputs);
-    if (after->heads != before->heads) return PyLong_FromLongLong((long long)after->heads);
-    if (after->pads[0] != before->pads[0] || after->pads[1] != before->pads[1])
-        return Py_BuildValue("LL", (long long)after->pads[0], (long long)after->pads[1]);
-    if (after->range.begin != before->range.begin || after->range.end != before->range.end)
+    switch (after->kind) {
+    case GG_LAYER_ATTENTION:
+    case GG_LAYER_MULTI_HEAD:
+        if (after->attention.heads == before->attention.heads) return NULL;
+        return PyLong_FromLongLong((long long)after->attention.heads);
+    case GG_LAYER_PAD:
+        if (memcmp(&after->pad, &before->pad, sizeof after->pad) == 0) return NULL;
+        return Py_BuildValue("LL", (long long)after->pad.zeros[0], (long long)after->pad.zeros[1]);
+    case GG_LAYER_SLICE:
+        if (memcmp(&after->range, &before->range, sizeof after->range) == 0) return NULL;
         return Py_BuildValue("LL", (long long)after->range.begin, (long long)after->range.end);
-    return NULL;
+    default: return NULL;
+    }
 }
 
 static PyObject *get_outputs(PyObject *self, void *unused) {

@@ -20,16 +20,16 @@ static inline void open_device(void) {
 }
 
 static inline gg_layer_desc layer(gg_layer_kind kind, const char *name) {
-    gg_layer_desc desc = {.kind = kind,
-                          .groups = 1,
-                          .layers = 1,
-                          .bias = true,
-                          .affine = true,
-                          .track_statistics = true,
-                          .epsilon = 1e-5f,
-                          .momentum = 0.1f,
-                          .slope = 0.1f};
-    for (int i = 0; i < 2; i++) desc.window.kernel[i] = desc.window.stride[i] = desc.window.dilation[i] = 1;
+    gg_layer_desc desc = gg_layer_desc_of(kind);
+    switch (kind) {
+    case GG_LAYER_BATCH_NORM1D:
+    case GG_LAYER_BATCH_NORM2D: desc.batch_norm = (gg_batch_norm_options){1e-5f, 0.1f, true, true}; break;
+    case GG_LAYER_LAYER_NORM:
+    case GG_LAYER_RMS_NORM: desc.layer_norm = (gg_layer_norm_options){.affine = true, .epsilon = 1e-5f}; break;
+    case GG_LAYER_LEAKY_RELU: desc.leaky_relu.slope = 0.1f; break;
+    case GG_LAYER_LSTM: desc.lstm.layers = 1; break;
+    default: break;
+    }
     snprintf(desc.name, sizeof desc.name, "%s", name);
     return desc;
 }
@@ -54,10 +54,11 @@ static inline gg_layer_desc windowed(gg_layer_kind kind, const char *name, int64
                                      int64_t stride, int64_t padding) {
     gg_layer_desc desc = layer(kind, name);
     desc.outputs = outputs;
+    gg_window *own = kind == GG_LAYER_CONV2D ? &desc.conv.window : &desc.pool;
     for (int i = 0; i < 2; i++) {
-        desc.window.kernel[i] = kernel;
-        desc.window.stride[i] = stride;
-        desc.window.padding[i] = padding;
+        own->kernel[i] = kernel;
+        own->stride[i] = stride;
+        own->padding[i] = padding;
     }
     return desc;
 }
@@ -118,7 +119,7 @@ static inline gg_graph *lenet(void) {
 static inline gg_graph *cifar_quick(void) {
     gg_graph *graph = begin_graph((gg_shape){3, {3, 16, 16}});
     gg_layer_desc pool = windowed(GG_LAYER_MAX_POOL2D, "pool1", 0, 3, 2, 0);
-    pool.window.ceil_mode = true;
+    pool.pool.ceil_mode = true;
     int at = add_conv(graph, "conv1", 12, 5, 2, true, 0);
     at = add_simple(graph, GG_LAYER_RELU, "relu1", add_layer(graph, pool, at));
     at = add_simple(graph, GG_LAYER_RELU, "relu2", add_conv(graph, "conv2", 12, 5, 2, true, at));
@@ -150,7 +151,7 @@ static inline gg_graph *resnet(void) {
     int inner = add_simple(graph, GG_LAYER_RELU, "b.relu1", add_norm(graph, "b.bn1", add_layer(graph, half, at)));
     inner = add_norm(graph, "b.bn2", add_conv(graph, "b.conv2", 16, 3, 1, false, inner));
     gg_layer_desc pad = layer(GG_LAYER_PAD, "b.pad");
-    pad.pads[0] = pad.pads[1] = 4;
+    pad.pad.zeros[0] = pad.pad.zeros[1] = 4;
     at = add_layer(graph, windowed(GG_LAYER_MAX_POOL2D, "b.half", 0, 1, 2, 0), at);
     at = add_join(graph, GG_LAYER_ADD, "b.add", inner, add_layer(graph, pad, at));
     at = add_simple(graph, GG_LAYER_RELU, "b.relu2", at);
@@ -188,7 +189,7 @@ static inline gg_graph *recurrent(int64_t layers, bool bias) {
     gg_graph *graph = begin_graph((gg_shape){2, {5, 7}});
     gg_layer_desc desc = layer(GG_LAYER_LSTM, "lstm");
     desc.outputs = 9;
-    desc.layers = layers;
+    desc.lstm.layers = layers;
     desc.bias = bias;
     int at = add_simple(graph, GG_LAYER_TANH, "tanh", add_linear(graph, "in", 6, 0));
     at = add_simple(graph, GG_LAYER_RELU, "relu", add_linear(graph, "mid", 8, add_layer(graph, desc, at)));
@@ -202,11 +203,11 @@ static inline gg_graph *transformer(int64_t heads, bool packed, bool bias, bool 
     gg_graph *graph = begin_graph((gg_shape){2, {5, width}});
     gg_layer_desc attention = layer(packed ? GG_LAYER_ATTENTION : GG_LAYER_MULTI_HEAD, "attn");
     gg_layer_desc norm = layer(GG_LAYER_LAYER_NORM, "ln");
-    attention.heads = heads;
-    attention.head_size = packed ? 0 : 3;
+    attention.attention.heads = heads;
+    attention.attention.head_size = packed ? 0 : 3;
     attention.outputs = packed ? 0 : width;
     attention.bias = bias;
-    attention.causal = causal;
+    attention.attention.causal = causal;
     int at = add_layer(graph, norm, 0);
     if (packed) {
         gg_layer_desc linear = layer(GG_LAYER_LINEAR, "attn.in");
@@ -242,14 +243,14 @@ static inline gg_graph *rearranged(void) {
     snprintf(part.name, sizeof part.name, "places");
     part.range = (gg_range){.axis = 0, .begin = 1, .end = 8, .step = 2};
     const int places = add_layer(graph, part, right); /* (4, 7) */
-    pad.range.axis = 0;
-    pad.pads[1] = 4;
+    pad.pad.axis = 0;
+    pad.pad.zeros[1] = 4;
     const int wide = add_linear(graph, "b", 12, add_layer(graph, pad, places)); /* (8, 12) */
     const int narrow = add_simple(graph, GG_LAYER_RELU, "relu", add_linear(graph, "a", 6, left));
     snprintf(pad.name, sizeof pad.name, "pad2");
-    pad.range.axis = -1;
-    pad.pads[0] = 2;
-    pad.pads[1] = 4;
+    pad.pad.axis = -1;
+    pad.pad.zeros[0] = 2;
+    pad.pad.zeros[1] = 4;
     at = add_join(graph, GG_LAYER_ADD, "sum", wide, add_layer(graph, pad, narrow));
     return finish_graph(graph, add_linear(graph, "out", 3, add_simple(graph, GG_LAYER_RELU, "relu2", at)));
 }

@@ -44,10 +44,10 @@ static void fake_push(fake_taps *taps, fake_tap tap) {
 
 static fake_taps fake_window_taps(const gg_op_desc *desc) {
     fake_taps taps = {0};
-    const gg_window *win = &desc->window;
     bool conv = desc->kind == GG_OP_CONV2D;
+    const gg_window *win = conv ? &desc->conv.window : &desc->pool;
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
-    int64_t groups = conv ? desc->groups : out[0], per = in[0] / groups, out_per = out[0] / groups;
+    int64_t groups = conv ? desc->conv.groups : out[0], per = in[0] / groups, out_per = out[0] / groups;
     for (int64_t o = 0; o < out[0]; o++)
         for (int64_t y = 0; y < out[1]; y++)
             for (int64_t x = 0; x < out[2]; x++) {
@@ -335,7 +335,8 @@ static gg_status fake_backward(gg_op *op, const gg_op_args *args) {
         for (size_t t = 0; t < ((fake_op *)op)->taps.count; t++)
             if (((fake_op *)op)->taps.tap[t].weight >= weights) weights = ((fake_op *)op)->taps.tap[t].weight + 1;
         if (desc->kind == GG_OP_CONV2D)
-            weights = first * desc->input[0].size[0] / desc->groups * desc->window.kernel[0] * desc->window.kernel[1];
+            weights = first * desc->input[0].size[0] / desc->conv.groups * desc->conv.window.kernel[0] *
+                      desc->conv.window.kernel[1];
         grad_weight = calloc((size_t)weights, sizeof(double));
         grad_bias = desc->bias ? calloc((size_t)first, sizeof(double)) : NULL;
     }
@@ -390,8 +391,8 @@ static gg_status fake_make(const gg_op_desc *desc, gg_layout in, gg_layout out, 
     op->head.scratch_bytes = desc->kind == GG_OP_LINEAR ? 192 : desc->kind == GG_OP_CONV2D ? 1024 : 0;
     op->head.prepared_once = fake_prepared_once;
     if (desc->kind == GG_OP_CONV2D)
-        op->head.prepared_bytes = (size_t)(desc->output.size[0] * desc->input[0].size[0] / desc->groups *
-                                           desc->window.kernel[0] * desc->window.kernel[1]) *
+        op->head.prepared_bytes = (size_t)(desc->output.size[0] * desc->input[0].size[0] / desc->conv.groups *
+                                           desc->conv.window.kernel[0] * desc->conv.window.kernel[1]) *
                                   sizeof(float);
     op->head.in_place = pointwise || desc->kind == GG_OP_DROPOUT || desc->kind == GG_OP_ADD;
     op->head.backward_needs_input =
@@ -418,7 +419,8 @@ static gg_status fake_create_lanes(gg_device *device, const gg_op_desc *desc, gg
 static gg_status fake_create_channels(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     (void)device;
     gg_layout layout = desc->kind == GG_OP_CONV2D ? GG_LAYOUT_CHANNELS16 : GG_LAYOUT_NHWC;
-    if (desc->activation != GG_ACTIVATION_NONE || desc->groups > 1) return gg_fail(GG_ERROR_UNSUPPORTED, "not here");
+    if (desc->activation != GG_ACTIVATION_NONE || (desc->kind == GG_OP_CONV2D && desc->conv.groups > 1))
+        return gg_fail(GG_ERROR_UNSUPPORTED, "not here");
     return fake_make(desc, layout, layout, out);
 }
 

@@ -27,8 +27,7 @@ static inline void close_devices(void) {
 
 static inline gg_layer_desc layer(gg_layer_kind kind) {
     static int number = 0;
-    gg_layer_desc desc = {.kind = kind, .groups = 1, .bias = true};
-    for (int i = 0; i < 2; i++) desc.window.kernel[i] = desc.window.stride[i] = desc.window.dilation[i] = 1;
+    gg_layer_desc desc = gg_layer_desc_of(kind);
     snprintf(desc.name, sizeof desc.name, "n%d", number++);
     return desc;
 }
@@ -37,10 +36,11 @@ static inline gg_layer_desc window(gg_layer_kind kind, int64_t outputs, int64_t 
                                    int64_t padding) {
     gg_layer_desc desc = layer(kind);
     desc.outputs = outputs;
+    gg_window *own = kind == GG_LAYER_CONV2D ? &desc.conv.window : &desc.pool;
     for (int i = 0; i < 2; i++) {
-        desc.window.kernel[i] = kernel;
-        desc.window.stride[i] = stride;
-        desc.window.padding[i] = padding;
+        own->kernel[i] = kernel;
+        own->stride[i] = stride;
+        own->padding[i] = padding;
     }
     return desc;
 }
@@ -138,14 +138,14 @@ static inline gg_graph *random_graph(uint32_t seed, bool dropout) {
                 desc.outputs = 1 + dice(20);
             } else {
                 desc = window(GG_LAYER_CONV2D, 1 + dice(6), 1 + 2 * dice(2), 1 + (dice(4) == 0), 1);
-                if (shape_of(graph, from)->size[0] == 4 && desc.outputs % 2 == 0) desc.groups = 2;
+                if (shape_of(graph, from)->size[0] == 4 && desc.outputs % 2 == 0) desc.conv.groups = 2;
             }
             desc.bias = dice(3) > 0;
             break;
         case 3:
             if (!flat) desc = window(dice(2) ? GG_LAYER_MAX_POOL2D : GG_LAYER_AVG_POOL2D, 0, 3, 1 + dice(2), 1);
-            desc.window.ceil_mode = dice(2);
-            desc.window.count_include_pad = dice(2);
+            desc.pool.ceil_mode = dice(2); /* a RELU has no options */
+            desc.pool.count_include_pad = dice(2);
             break;
         case 4: desc = layer(GG_LAYER_TANH); break;
         case 5: desc = layer(GG_LAYER_SIGMOID); break;
@@ -217,8 +217,7 @@ static inline gg_op_desc reference_desc(const gg_graph *graph, int node) {
     const gg_node *it = gg_graph_node(graph, node);
     gg_op_desc desc = {.kind = op_of[it->desc.kind], .inputs = it->inputs, .output = it->shape};
     for (int i = 0; i < it->inputs; i++) desc.input[i] = *shape_of(graph, it->input[i]);
-    desc.window = it->desc.window;
-    desc.groups = it->desc.groups;
+    desc.options = it->desc.options;
     desc.probability = it->desc.probability;
     return desc;
 }

@@ -39,7 +39,7 @@ static void plant_sum(const gg_graph *graph, const gg_unit_producer *producer, f
     float *mean = values_of(graph, weights, norm->name, ".running_mean");
     float *var = values_of(graph, weights, norm->name, ".running_var");
     mean[i] = own * mean[j];
-    scale[i] = c * scale[j] * sqrtf((var[i] + norm->epsilon) / (var[j] + norm->epsilon)) / own;
+    scale[i] = c * scale[j] * sqrtf((var[i] + norm->batch_norm.epsilon) / (var[j] + norm->batch_norm.epsilon)) / own;
     shift[i] = c * shift[j];
 }
 
@@ -48,7 +48,7 @@ static void plant_hidden_unit(const gg_graph *graph, int node, float *weights, i
     static const char *const suffixes[] = {".weight_ih_l", ".weight_hh_l", ".bias_ih_l", ".bias_hh_l"};
     const gg_layer_desc *desc = &gg_graph_node(graph, node)->desc;
     const int64_t hidden = desc->outputs;
-    for (int n = 0; n < 4 * (int)desc->layers; n++) {
+    for (int n = 0; n < 4 * (int)desc->lstm.layers; n++) {
         char full[2 * GG_NAME_LENGTH];
         const int k = n % 4;
         if (!desc->bias && k > 1) continue;

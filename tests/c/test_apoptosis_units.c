@@ -81,7 +81,7 @@ static void test_gains(void) {
 
     graph = begin_graph((gg_shape){3, {2, 9, 9}}); /* an even place is in all three windows that reach it */
     gg_layer_desc pool = windowed(GG_LAYER_MAX_POOL2D, "pool", 0, 3, 2, 0);
-    pool.window.dilation[0] = pool.window.dilation[1] = 2;
+    pool.pool.dilation[0] = pool.pool.dilation[1] = 2;
     int at = add_layer(graph, pool, add_conv(graph, "conv", 3, 1, 0, true, 0));
     finish_graph(graph, add_linear(graph, "out", 2, add_simple(graph, GG_LAYER_FLATTEN, "flatten", at)));
     units = find(graph);
@@ -102,7 +102,7 @@ static void test_without_biases(void) {
     gg_graph *graph = begin_graph((gg_shape){2, {5, 7}});
     gg_layer_desc desc = layer(GG_LAYER_LSTM, "lstm");
     desc.outputs = 3;
-    desc.layers = 2;
+    desc.lstm.layers = 2;
     desc.bias = false;
     finish_graph(graph, add_linear(graph, "out", 2, add_layer(graph, desc, add_linear(graph, "in", 6, 0))));
     gg_units *units = find(graph);
@@ -248,8 +248,8 @@ static void test_fixed(void) {
     gg_graph *graph = begin_graph((gg_shape){3, {4, 5, 5}});
     gg_units *units = NULL;
     gg_layer_desc grouped = windowed(GG_LAYER_CONV2D, "grouped", 6, 3, 1, 1), shape = layer(GG_LAYER_RESHAPE, "shape");
-    grouped.groups = 2;
-    shape.shape = (gg_shape){2, {6, 25}};
+    grouped.conv.groups = 2;
+    shape.reshape = (gg_shape){2, {6, 25}};
     int at = add_conv(graph, "first", 4, 1, 0, true, 0);
     at = add_layer(graph, grouped, at);
     at = add_linear(graph, "rows", 3, add_layer(graph, shape, at));

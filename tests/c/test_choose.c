@@ -87,8 +87,7 @@ static void test_layouts(gg_device *native) {
                              .inputs = 1,
                              .input = {{3, {c->in, HEIGHT, WIDTH}}},
                              .output = {3, {c->out, size[0], size[1]}},
-                             .window = windowed(GG_LAYER_CONV2D, "", 0, c->kernel, c->stride, c->padding).window,
-                             .groups = 1}};
+                             .conv = windowed(GG_LAYER_CONV2D, "", 0, c->kernel, c->stride, c->padding).conv}};
         for (int layout = 0; layout < GG_LAYOUT_COUNT; ++layout) {
             const bool blocks = layout == GG_LAYOUT_CHANNELS16, last = layout == GG_LAYOUT_BATCH_LAST;
             op.input[0].layout = op.output.layout = (gg_layout)layout;
@@ -124,8 +123,7 @@ static void test_few_channels(gg_device *native) {
                          .input = {{3, {3, HEIGHT, WIDTH}}},
                          .output = {3, {20, HEIGHT, WIDTH}},
                          .dtype = GG_BFLOAT16,
-                         .window = windowed(GG_LAYER_CONV2D, "", 0, 3, 1, 1).window,
-                         .groups = 1},
+                         .conv = windowed(GG_LAYER_CONV2D, "", 0, 3, 1, 1).conv},
                 .input = {nhwc},
                 .output = nhwc};
     const gg_device other = {.table = native->table, .threads = 1, .isa = GG_ISA_AVX512};
@@ -175,8 +173,7 @@ static void test_turned(gg_device *native) {
                              .input = {{3, {shapes[i].in, HEIGHT, WIDTH}}},
                              .output = {3, {shapes[i].out, HEIGHT, WIDTH}},
                              .dtype = GG_BFLOAT16,
-                             .window = windowed(GG_LAYER_CONV2D, "", 0, 1, 1, 0).window,
-                             .groups = 1},
+                             .conv = windowed(GG_LAYER_CONV2D, "", 0, 1, 1, 0).conv},
                     .input = {{GG_BFLOAT16, GG_LAYOUT_PLAIN}},
                     .output = {GG_BFLOAT16, GG_LAYOUT_CHANNELS16}};
         const bool usable = strcmp(cpu.bfloat16, "amx") != 0;
@@ -184,9 +181,9 @@ static void test_turned(gg_device *native) {
         CHECK_INT(gg_choose_has_algorithms(&options, &op), shapes[i].turned && usable);
         CHECK(!gg_conv_has_form(&op.desc, GG_LAYOUT_BATCH_LAST, GG_ALGORITHM_TURNED));
         CHECK(!gg_conv_has_form(&op.desc, GG_LAYOUT_PLAIN, GG_ALGORITHM_TURNED4)); /* of 1 x 1 */
-        op.desc.groups = 2;
+        op.desc.conv.groups = 2;
         CHECK(!gg_conv_has_form(&op.desc, GG_LAYOUT_PLAIN, GG_ALGORITHM_TURNED));
-        op.desc.groups = 1;
+        op.desc.conv.groups = 1;
         op.desc.dtype = GG_FLOAT32;
         CHECK(!gg_choose_has_algorithms(&options, &op));
     }

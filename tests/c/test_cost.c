@@ -14,8 +14,7 @@ static gg_op_desc convolution(int64_t batch, int64_t in, int64_t out, int64_t si
                         .inputs = 1,
                         .input = {{3, {in, size, size}}},
                         .output = {3, {out, size, size}},
-                        .window = {{kernel, kernel}, {1, 1}, {half, half}, {1, 1}, false, false},
-                        .groups = 1,
+                        .conv = {{{kernel, kernel}, {1, 1}, {half, half}, {1, 1}, false, false}, 1},
                         .training = true,
                         .input_grad = true};
 }
@@ -83,11 +82,11 @@ static void test_clear(const gg_cost_model *model) {
 /* Every operation that a plan may have: an unknown algorithm of a convolution alone is never chosen. */
 static void test_everything(const gg_cost_model *model) {
     const gg_op_desc conv = convolution(8, 16, 16, 8, 3);
-    gg_op_desc desc = {.batch = 8, .inputs = 1, .input = {{2, {16, 64}}}, .output = {2, {16, 64}}, .groups = 1};
+    gg_op_desc desc = {.batch = 8, .inputs = 1, .input = {{2, {16, 64}}}, .output = {2, {16, 64}}};
     for (int kind = 0; kind < GG_OP_COUNT; kind++) {
         if (kind == GG_OP_CONV2D) continue;
         desc.kind = (gg_op_kind)kind;
-        desc.layers = 1;
+        desc.lstm.layers = 1;
         for (int layout = 0; layout < GG_LAYOUT_COUNT; layout++)
             for (int pass = 0; pass < GG_PASS_COUNT; pass++) {
                 const double found = seconds(model, &desc, (gg_layout)layout, GG_ALGORITHM_DIRECT, (gg_pass)pass);

@@ -84,9 +84,9 @@ static void each_product(const gg_op_desc *d, product_fn call, void *context) {
             for (size_t i = 0; i < in; ++i) call(context, o, o * in + i, i);
         return;
     }
-    const gg_window *w = &d->window;
+    const gg_window *w = &d->conv.window;
     const int64_t *in = d->input[0].size, *out = d->output.size;
-    const int64_t in_group = in[0] / d->groups, out_group = out[0] / d->groups;
+    const int64_t in_group = in[0] / d->conv.groups, out_group = out[0] / d->conv.groups;
     for (int64_t o = 0; o < out[0]; ++o)
         for (int64_t r = 0; r < out[1]; ++r)
             for (int64_t c = 0; c < out[2]; ++c)
@@ -135,7 +135,6 @@ static gg_op_desc describe(const layer_case *c) {
     gg_op_desc d = {.kind = c->kind,
                     .batch = c->batch,
                     .inputs = 1,
-                    .groups = c->groups,
                     .bias = c->bias,
                     .activation = c->relu ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE,
                     .training = true,
@@ -148,11 +147,12 @@ static gg_op_desc describe(const layer_case *c) {
     }
     d.input[0] = (gg_shape){3, {c->in, c->height, c->width}};
     d.output = (gg_shape){3, {c->out}};
+    d.conv.groups = c->groups;
     for (int a = 0; a < 2; ++a) {
-        d.window.kernel[a] = c->kernel[a];
-        d.window.stride[a] = c->stride[a];
-        d.window.padding[a] = c->padding[a];
-        d.window.dilation[a] = c->dilation[a];
+        d.conv.window.kernel[a] = c->kernel[a];
+        d.conv.window.stride[a] = c->stride[a];
+        d.conv.window.padding[a] = c->padding[a];
+        d.conv.window.dilation[a] = c->dilation[a];
         d.output.size[1 + a] =
             (d.input[0].size[1 + a] + 2 * c->padding[a] - c->dilation[a] * (c->kernel[a] - 1) - 1) / c->stride[a] + 1;
     }
@@ -373,13 +373,13 @@ static void test_refusals(void) {
     CHECK_INT(op->input[0].dtype, GG_FLOAT32);
     gg_op_destroy(op);
     d = describe(&c);
-    d.groups = 3;
+    d.conv.groups = 3;
     CHECK_FAILS(gg_native_conv2d_create(&device.head, &d, &op), GG_ERROR_ARGUMENT, "groups is 3");
     d = describe(&c);
     d.output.size[2] = 4;
     CHECK_FAILS(gg_native_conv2d_create(&device.head, &d, &op), GG_ERROR_SHAPE, "output size is 4");
     d = describe(&c);
-    d.window.stride[1] = 0;
+    d.conv.window.stride[1] = 0;
     CHECK_FAILS(gg_native_conv2d_create(&device.head, &d, &op), GG_ERROR_ARGUMENT, "stride 0");
 }
 

@@ -6,18 +6,18 @@
 #include "nn/layer.h"
 
 static gg_layer_desc named(gg_layer_kind kind, const char *name) {
-    gg_layer_desc desc = {.kind = kind, .groups = 1, .bias = true};
-    for (int i = 0; i < 2; i++) desc.window.kernel[i] = desc.window.stride[i] = desc.window.dilation[i] = 1;
+    gg_layer_desc desc = gg_layer_desc_of(kind);
     snprintf(desc.name, sizeof desc.name, "%s", name);
     return desc;
 }
 
 static gg_layer_desc windowed(gg_layer_kind kind, const char *name, int64_t kernel, int64_t stride, int64_t padding) {
     gg_layer_desc desc = named(kind, name);
+    gg_window *own = kind == GG_LAYER_CONV2D ? &desc.conv.window : &desc.pool;
     for (int i = 0; i < 2; i++) {
-        desc.window.kernel[i] = kernel;
-        desc.window.stride[i] = stride;
-        desc.window.padding[i] = padding;
+        own->kernel[i] = kernel;
+        own->stride[i] = stride;
+        own->padding[i] = padding;
     }
     return desc;
 }
@@ -132,8 +132,9 @@ static void test_windows(void) {
         gg_layer_desc desc = windowed(rows[i].kind, "it", rows[i].kernel, rows[i].stride, rows[i].padding);
         int node = 0;
         desc.outputs = 3;
-        desc.window.dilation[0] = desc.window.dilation[1] = rows[i].dilation;
-        desc.window.ceil_mode = rows[i].ceil_mode;
+        gg_window *own = rows[i].kind == GG_LAYER_CONV2D ? &desc.conv.window : &desc.pool;
+        own->dilation[0] = own->dilation[1] = rows[i].dilation;
+        own->ceil_mode = rows[i].ceil_mode;
         if (CHECK_OK(add1(graph, desc, 0, &node))) {
             CHECK_INT(gg_graph_node(graph, node)->shape.size[1], rows[i].output);
             CHECK_INT(gg_graph_node(graph, node)->shape.size[0], rows[i].kind == GG_LAYER_CONV2D ? 3 : 2);
@@ -202,22 +203,23 @@ static void test_refusals(void) {
     CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "shorter than 64");
 
     desc = windowed(GG_LAYER_CONV2D, "c", 3, 1, 0);
-    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "output channels must be 1 to 2147483648, got 0");
+    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "outputs=0: must be at least 1 and at most 2147483648");
     desc.outputs = ((int64_t)1 << 31) + 1;
-    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "1 to 2147483648, got 2147483649");
+    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT,
+                "outputs=2147483649: must be at least 1 and at most 2147483648");
     desc.outputs = 6;
-    desc.groups = 4;
+    desc.conv.groups = 4;
     CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_SHAPE, "groups = 4 must divide the 6 output channels and the 4");
-    desc.groups = 0;
-    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "groups must be at least 1");
-    desc.groups = 2;
-    desc.window.kernel[1] = 7;
+    desc.conv.groups = 0;
+    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "groups=0: must be at least 1");
+    desc.conv.groups = 2;
+    desc.conv.window.kernel[1] = 7;
     CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_SHAPE, "larger than the input (4, 8, 6) from 'input'");
-    desc.window.kernel[1] = 0;
-    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "kernel (width) must be 1 to");
-    desc.window.kernel[1] = 1;
-    desc.window.padding[0] = -1;
-    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "padding (height) must be 0 to");
+    desc.conv.window.kernel[1] = 0;
+    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "kernel=0: must be at least 1 and at most 16777216");
+    desc.conv.window.kernel[1] = 1;
+    desc.conv.window.padding[0] = -1;
+    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "padding=-1: must be at least 0");
     desc = windowed(GG_LAYER_CONV2D, "c", 3, 1, 0);
     desc.outputs = 2;
     desc.weight_init = (gg_init){GG_INIT_NORMAL, -1};
@@ -229,14 +231,15 @@ static void test_refusals(void) {
     CHECK_FAILS(add1(graph, windowed(GG_LAYER_MAX_POOL2D, "p", 3, 2, 2), 0, NULL), GG_ERROR_ARGUMENT,
                 "layer 'p' (max_pool2d): padding must be at most half of the kernel, 1, got 2");
     desc = windowed(GG_LAYER_AVG_POOL2D, "p", 2, 2, 0);
-    desc.window.dilation[1] = 2;
+    desc.pool.dilation[1] = 2;
     CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_UNSUPPORTED, "no dilation");
 
     desc = named(GG_LAYER_DROPOUT, "d");
     desc.probability = 1;
-    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "less than 1, got 1");
+    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT,
+                "layer 'd' (dropout): probability=1: must be at least 0 and below 1");
     desc.probability = NAN;
-    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "got nan");
+    CHECK_FAILS(add1(graph, desc, 0, NULL), GG_ERROR_ARGUMENT, "probability=nan");
 
     CHECK_OK(add1(graph, windowed(GG_LAYER_MAX_POOL2D, "pool", 2, 2, 0), 0, &node));
     pair[1] = node;

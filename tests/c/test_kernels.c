@@ -283,7 +283,7 @@ static void check_pool(bool max, const pool_case *c, int64_t batch, bool special
     desc.input_grad = true;
     desc.input[0] = shape3(c->channels, c->in[0], c->in[1]);
     desc.output = shape3(c->channels, out[0], out[1]);
-    desc.window = c->window;
+    desc.pool = c->window;
     desc.offered[0] = (gg_format){GG_FLOAT32, GG_LAYOUT_PLAIN};
     gg_op *op = create(&desc);
     if (op == NULL) return;
@@ -366,14 +366,14 @@ static void test_pool(void) {
     for (size_t i = 0; i < sizeof dilated / sizeof *dilated; ++i) check_pool(true, &dilated[i], 19, true);
 
     gg_op_desc desc = {
-        .kind = GG_OP_MAX_POOL2D, .batch = 1, .inputs = 1, .window = WINDOW(2, 2, 2, 2, 0, 0, 1, 1, false)};
+        .kind = GG_OP_MAX_POOL2D, .batch = 1, .inputs = 1, .pool = WINDOW(2, 2, 2, 2, 0, 0, 1, 1, false)};
     gg_op *op = NULL;
     desc.input[0] = shape3(1, 6, 6);
     desc.output = shape3(1, 3, 4);
     CHECK_FAILS(gg_backend_native.create[GG_OP_MAX_POOL2D](device, &desc, &op), GG_ERROR_SHAPE,
                 "give 3 outputs, not 4");
     desc.output = shape3(1, 4, 4);
-    desc.window.padding[0] = 2;
+    desc.pool.padding[0] = 2;
     CHECK_FAILS(gg_backend_native.create[GG_OP_MAX_POOL2D](device, &desc, &op), GG_ERROR_ARGUMENT, "half");
 #undef WINDOW
 }

@@ -254,9 +254,9 @@ static int64_t conv_out(int64_t in, int64_t k, int64_t s, int64_t p, int64_t d) 
 }
 
 static void conv_reference(trial *t) {
-    const gg_window *win = &t->desc.window;
+    const gg_window *win = &t->desc.conv.window;
     const batch *x = &t->x[0], *y = &t->y, *dx = &t->dx[0];
-    const int64_t ic = x->c / t->desc.groups, oc = y->c / t->desc.groups;
+    const int64_t ic = x->c / t->desc.conv.groups, oc = y->c / t->desc.conv.groups;
     for (int pass = 0; pass < 2; pass++) {
         EACH(y) {
             double sum = t->desc.bias ? t->b[c] : 0, g = *at(&t->dy, n, c, h, w);
@@ -294,15 +294,15 @@ static void test_conv(gg_device *device, const conv_case *it, gg_layout offered,
                    {it->out, conv_out(it->height, it->kernel[0], it->stride[0], it->padding[0], it->dilation[0]),
                     conv_out(it->width, it->kernel[1], it->stride[1], it->padding[1], it->dilation[1])}},
         .offered = {{GG_FLOAT32, offered}},
-        .groups = it->groups,
+        .conv.groups = it->groups,
         .bias = it->bias,
         .activation = it->relu ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE,
         .training = training,
         .input_grad = it->input_grad};
-    memcpy(t.desc.window.kernel, it->kernel, sizeof it->kernel);
-    memcpy(t.desc.window.stride, it->stride, sizeof it->stride);
-    memcpy(t.desc.window.padding, it->padding, sizeof it->padding);
-    memcpy(t.desc.window.dilation, it->dilation, sizeof it->dilation);
+    memcpy(t.desc.conv.window.kernel, it->kernel, sizeof it->kernel);
+    memcpy(t.desc.conv.window.stride, it->stride, sizeof it->stride);
+    memcpy(t.desc.conv.window.padding, it->padding, sizeof it->padding);
+    memcpy(t.desc.conv.window.dilation, it->dilation, sizeof it->dilation);
     prepare(&t);
     conv_reference(&t);
     run_trial(device, &t);
@@ -384,7 +384,7 @@ static int64_t pool_out(int64_t in, int64_t k, int64_t s, int64_t p, int64_t d, 
 
 /* As PyTorch defines it, for one position of the window. */
 static void pool_window(const trial *t, int64_t h, int64_t w, int64_t from[2], int64_t to[2], double *divisor) {
-    const gg_window *win = &t->desc.window;
+    const gg_window *win = &t->desc.pool;
     const int64_t in[2] = {t->x[0].h, t->x[0].w}, position[2] = {h, w};
     double all = 1, inside = 1;
     for (int i = 0; i < 2; i++) {
@@ -413,7 +413,7 @@ static gg_status test_pool(gg_device *device, gg_op_kind kind, int64_t batch_siz
                     pool_out(height, win.kernel[0], win.stride[0], win.padding[0], win.dilation[0], win.ceil_mode),
                     pool_out(width, win.kernel[1], win.stride[1], win.padding[1], win.dilation[1], win.ceil_mode)}},
         .offered = {{GG_FLOAT32, offered}},
-        .window = win,
+        .pool = win,
         .training = training,
         .input_grad = true};
     gg_op *op = NULL;
@@ -570,23 +570,22 @@ static void test_refusals(gg_device *device) {
                        .inputs = 1,
                        .input = {{3, {3, 8, 8}}},
                        .output = {3, {4, 8, 8}},
-                       .window = {{3, 3}, {1, 1}, {1, 1}, {1, 1}, false, false},
-                       .groups = 1};
+                       .conv = {{{3, 3}, {1, 1}, {1, 1}, {1, 1}, false, false}, 1}};
     desc.output.size[2] = 7;
     CHECK_FAILS(gg_backend_onednn.create[GG_OP_CONV2D](device, &desc, &op), GG_ERROR_SHAPE,
                 "width of 8 gives 8, not 7");
     desc.output.size[2] = 8;
-    desc.groups = 2;
+    desc.conv.groups = 2;
     CHECK_FAILS(gg_backend_onednn.create[GG_OP_CONV2D](device, &desc, &op), GG_ERROR_SHAPE, "2 groups");
-    desc.groups = 1;
+    desc.conv.groups = 1;
     desc.offered[0].dtype = GG_INT32;
     CHECK_FAILS(gg_backend_onednn.create[GG_OP_CONV2D](device, &desc, &op), GG_ERROR_UNSUPPORTED, "not int32");
     desc.offered[0].dtype = GG_FLOAT32;
-    desc.window.stride[0] = 0;
+    desc.conv.window.stride[0] = 0;
     CHECK_FAILS(gg_backend_onednn.create[GG_OP_CONV2D](device, &desc, &op), GG_ERROR_ARGUMENT, "stride 0");
     desc.kind = GG_OP_REORDER;
     desc.output = desc.input[0];
-    desc.wanted_output.layout = GG_LAYOUT_BATCH_LAST;
+    desc.wanted_output = (gg_format){GG_FLOAT32, GG_LAYOUT_BATCH_LAST};
     CHECK_FAILS(gg_backend_onednn.create[GG_OP_REORDER](device, &desc, &op), GG_ERROR_UNSUPPORTED, "batch_last");
     desc.kind = GG_OP_ADD;
     CHECK_FAILS(gg_backend_onednn.create[GG_OP_ADD](device, &desc, &op), GG_ERROR_ARGUMENT, "at least 2");
@@ -643,7 +642,7 @@ static void bench_op(gg_device *device, const char *name, const gg_op_desc *desc
     if (!CHECK_OK(gg_backend_onednn.create[desc->kind](device, &both, &op))) return;
     const int64_t weights = desc->kind == GG_OP_LINEAR ? desc->input[0].size[0] * desc->output.size[0]
                                                        : desc->input[0].size[0] * desc->output.size[0] *
-                                                             desc->window.kernel[0] * desc->window.kernel[1];
+                                                             desc->conv.window.kernel[0] * desc->conv.window.kernel[1];
     const size_t in = gg_format_bytes(op->input[0], &desc->input[0], desc->batch),
                  out = gg_format_bytes(op->output, &desc->output, desc->batch), w = (size_t)weights * sizeof(float);
     const size_t sizes[] = {in,
@@ -707,11 +706,10 @@ static void bench(gg_isa isa) {
                            .inputs = 1,
                            .input = {{3, {it[1], it[3], it[3]}}},
                            .output = {3, {it[2], out, out}},
-                           .groups = 1,
                            .bias = true,
                            .training = true,
                            .input_grad = true,
-                           .window = {{it[4], it[4]}, {it[5], it[5]}, {it[6], it[6]}, {1, 1}, false, false}};
+                           .conv = {{{it[4], it[4]}, {it[5], it[5]}, {it[6], it[6]}, {1, 1}, false, false}, 1}};
         snprintf(name, sizeof name, "conv %d->%d %dx%d @%d", (int)it[1], (int)it[2], (int)it[4], (int)it[4],
                  (int)it[3]);
         bench_op(device, name, &desc, 2.0 * (double)(it[0] * it[1] * it[2] * it[4] * it[4] * out * out));

@@ -24,7 +24,7 @@ static gg_graph *make_graph(void) {
     gg_graph *graph = NULL;
     int node = 0;
     gg_layer_desc input = {.kind = GG_LAYER_INPUT, .name = "tokens", .dtype = GG_INT32};
-    gg_layer_desc table = {.kind = GG_LAYER_EMBEDDING, .name = "table", .outputs = 2, .numbers = WORDS};
+    gg_layer_desc table = {.kind = GG_LAYER_EMBEDDING, .name = "table", .outputs = 2, .embedding.numbers = WORDS};
     gg_layer_desc flat = {.kind = GG_LAYER_FLATTEN, .name = "flat"};
     gg_layer_desc last = {.kind = GG_LAYER_LINEAR, .name = "last", .outputs = CLASSES, .bias = true};
     CHECK_OK(gg_graph_create(&graph));

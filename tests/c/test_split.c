@@ -550,10 +550,9 @@ static void test_conv_scratch(void) {
                                      .input = {{3, {cases[i].in, 7, 7}}},
                                      .output = {3, {cases[i].out, 7, 7}},
                                      .offered = {{GG_FLOAT32, GG_LAYOUT_CHANNELS16}},
-                                     .window = {{k, k}, {1, 1}, {k / 2, k / 2}, {1, 1}, false, false},
+                                     .conv = {{{k, k}, {1, 1}, {k / 2, k / 2}, {1, 1}, false, false}, 1},
                                      .algorithm = GG_ALGORITHM_SPLIT,
                                      .passes = 1u << pass,
-                                     .groups = 1,
                                      .training = true,
                                      .input_grad = true};
             gg_op *op = NULL;

@@ -201,15 +201,14 @@ static void test_invalid_addresses(void) {
 /* An operation that fails late: a token that is no row of the table. */
 static void test_late_failure(void) {
     gg_device *device = open_strict(5);
-    const gg_format plain = {GG_FLOAT32, GG_LAYOUT_PLAIN}, tokens = {GG_INT32, GG_LAYOUT_PLAIN};
+    const gg_format tokens = {GG_INT32, GG_LAYOUT_PLAIN};
     const gg_op_desc desc = {.kind = GG_OP_EMBEDDING,
                              .batch = 1,
                              .inputs = 1,
                              .input = {{1, {4}}},
                              .output = {2, {4, 16}},
                              .offered = {tokens},
-                             .wanted_output = plain,
-                             .numbers = 3};
+                             .embedding.numbers = 3};
     const int32_t token[COUNT] = {0, 1, 2, 3};
     gg_op *op = NULL;
     void *input = NULL;

@@ -9,8 +9,7 @@
 enum { LAYERS = 12 };
 
 static gg_layer_desc named(gg_layer_kind kind, const char *name) {
-    gg_layer_desc desc = {.kind = kind, .groups = 1, .bias = true};
-    for (int i = 0; i < 2; i++) desc.window.kernel[i] = desc.window.stride[i] = desc.window.dilation[i] = 1;
+    gg_layer_desc desc = gg_layer_desc_of(kind);
     snprintf(desc.name, sizeof desc.name, "%s", name);
     return desc;
 }

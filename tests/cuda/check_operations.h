@@ -105,7 +105,6 @@ inline gg_op_desc describe(gg_op_kind kind, int64_t batch, std::vector<gg_shape>
     }
     desc.output = output;
     desc.training = desc.input_grad = true;
-    for (int a = 0; a < 2; ++a) desc.window.kernel[a] = desc.window.stride[a] = desc.window.dilation[a] = 1;
     return desc;
 }
 

@@ -124,35 +124,35 @@ static gg_op_desc desc_of(const problem *p, gg_dtype dtype) {
                        .input = {{.dims = 3, .size = {p->in, p->height, p->width}}},
                        .offered = {{dtype, GG_LAYOUT_PLAIN}},
                        .dtype = dtype,
-                       .groups = p->groups,
+                       .conv.groups = p->groups,
                        .bias = p->bias,
                        .activation = p->relu ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE,
                        .training = true,
                        .input_grad = true};
-    memcpy(desc.window.kernel, p->kernel, sizeof p->kernel);
-    memcpy(desc.window.stride, p->stride, sizeof p->stride);
-    memcpy(desc.window.padding, p->padding, sizeof p->padding);
-    memcpy(desc.window.dilation, p->dilation, sizeof p->dilation);
+    memcpy(desc.conv.window.kernel, p->kernel, sizeof p->kernel);
+    memcpy(desc.conv.window.stride, p->stride, sizeof p->stride);
+    memcpy(desc.conv.window.padding, p->padding, sizeof p->padding);
+    memcpy(desc.conv.window.dilation, p->dilation, sizeof p->dilation);
     desc.output = (gg_shape){.dims = 3, .size = {p->out}};
     for (int a = 0; a < 2; ++a)
-        desc.output.size[1 + a] = gg_window_output(&desc.window, a, desc.input[0].size[1 + a], false);
+        desc.output.size[1 + a] = gg_window_output(&desc.conv.window, a, desc.input[0].size[1 + a], false);
     return desc;
 }
 
 /* Calls `each` with the places of every product of the convolution. */
 typedef void product(void *context, int64_t x, int64_t w, int64_t y);
 static void all_products(const gg_op_desc *d, product *each, void *context) {
-    const int64_t *in = d->input[0].size, *out = d->output.size, *kernel = d->window.kernel;
-    const int64_t of_group = in[0] / d->groups, outs = out[0] / d->groups;
+    const int64_t *in = d->input[0].size, *out = d->output.size, *kernel = d->conv.window.kernel;
+    const int64_t of_group = in[0] / d->conv.groups, outs = out[0] / d->conv.groups;
     for (int64_t n = 0; n < d->batch; ++n)
         for (int64_t o = 0; o < out[0]; ++o)
             for (int64_t i = 0; i < of_group; ++i)
                 for (int64_t k = 0; k < kernel[0] * kernel[1]; ++k)
                     for (int64_t p = 0; p < out[1] * out[2]; ++p) {
-                        const int64_t row = p / out[2] * d->window.stride[0] + k / kernel[1] * d->window.dilation[0] -
-                                            d->window.padding[0];
-                        const int64_t column = p % out[2] * d->window.stride[1] +
-                                               k % kernel[1] * d->window.dilation[1] - d->window.padding[1];
+                        const int64_t row = p / out[2] * d->conv.window.stride[0] +
+                                            k / kernel[1] * d->conv.window.dilation[0] - d->conv.window.padding[0];
+                        const int64_t column = p % out[2] * d->conv.window.stride[1] +
+                                               k % kernel[1] * d->conv.window.dilation[1] - d->conv.window.padding[1];
                         if (row < 0 || row >= in[1] || column < 0 || column >= in[2]) continue;
                         each(context, ((n * in[0] + o / outs * of_group + i) * in[1] + row) * in[2] + column,
                              (o * of_group + i) * kernel[0] * kernel[1] + k, (n * out[0] + o) * out[1] * out[2] + p);
@@ -198,8 +198,8 @@ static void check_op(gg_device *device, gg_op *op, bool narrow_bias, const char 
     const gg_op_desc *d = &op->desc;
     const gg_format format = op->output, flat = {GG_FLOAT32, GG_LAYOUT_PLAIN};
     const int64_t area = d->input[0].size[1] * d->input[0].size[2], area_out = d->output.size[1] * d->output.size[2];
-    const int64_t weights =
-        d->output.size[0] * (d->input[0].size[0] / d->groups) * d->window.kernel[0] * d->window.kernel[1];
+    const int64_t weights = d->output.size[0] * (d->input[0].size[0] / d->conv.groups) * d->conv.window.kernel[0] *
+                            d->conv.window.kernel[1];
     const bool narrow = format.dtype == GG_BFLOAT16;
     uint32_t state = 7;
     array x = make_array(device, format, d->batch, d->input[0].size[0], area, &state);

@@ -253,9 +253,9 @@ static problem lstm_problem(const lstm_case *c) {
         add_parameter(&p, 4 * c->hidden * c->hidden, 0.7f);
         for (int i = 0; i < 2 && c->bias; ++i) add_parameter(&p, 4 * c->hidden, 0.5f);
     }
-    p.desc.layers = c->layers;
+    p.desc.lstm.layers = c->layers;
     p.desc.bias = c->bias;
-    p.desc.stateful = c->stateful;
+    p.desc.lstm.stateful = c->stateful;
     p.desc.probability = c->probability;
     p.desc.seed = 99;
     p.desc.training = !c->inference;
@@ -395,9 +395,9 @@ static problem attention_problem(const attention_case *c, bool projections) {
         add_parameter(&p, all * outer, 0.5f);
         add_parameter(&p, outer, 0.5f);
     }
-    p.desc.heads = c->heads;
-    p.desc.head_size = c->size;
-    p.desc.causal = c->causal;
+    p.desc.attention.heads = c->heads;
+    p.desc.attention.head_size = c->size;
+    p.desc.attention.causal = c->causal;
     p.desc.probability = c->probability;
     p.desc.seed = 99;
     p.desc.training = !c->inference;
@@ -466,8 +466,8 @@ static void test_too_large_a_pool(int64_t size, int64_t padding, gg_status wante
     gg_op_desc desc = {.kind = GG_OP_MAX_POOL2D, .batch = 1, .inputs = 1, .training = true};
     gg_op *op = NULL;
     desc.input[0] = (gg_shape){3, {2048, size, size}};
-    desc.window = (gg_window){.kernel = {2, 2}, .stride = {1, 1}, .padding = {padding, padding}, .dilation = {1, 1}};
-    const int64_t outputs = gg_window_output(&desc.window, 0, size, false);
+    desc.pool = (gg_window){.kernel = {2, 2}, .stride = {1, 1}, .padding = {padding, padding}, .dilation = {1, 1}};
+    const int64_t outputs = gg_window_output(&desc.pool, 0, size, false);
     desc.output = (gg_shape){3, {2048, outputs, outputs}};
     if (wanted == GG_OK) CHECK_OK(library->backend->create[desc.kind](cuda, &desc, &op));
     else CHECK_FAILS(library->backend->create[desc.kind](cuda, &desc, &op), wanted, "2147483647 values");
@@ -480,7 +480,7 @@ static void test_embedding(int64_t batch, int64_t positions, int64_t numbers, in
     problem p = make_problem("embedding", GG_OP_EMBEDDING, batch, (gg_shape){1, {positions}},
                              (gg_shape){2, {positions, features}});
     p.desc.offered[0].dtype = GG_INT32;
-    p.desc.numbers = numbers;
+    p.desc.embedding.numbers = numbers;
     p.desc.input_grad = false;
     add_parameter(&p, numbers * features, 1);
     p.numbers = malloc((size_t)(batch * positions) * sizeof *p.numbers);
@@ -493,7 +493,7 @@ static void test_embedding(int64_t batch, int64_t positions, int64_t numbers, in
 static void test_positions(int64_t batch, int64_t positions, int64_t numbers, int64_t features, bool narrow_one) {
     const gg_shape shape = {2, {positions, features}};
     problem p = make_problem("position embedding", GG_OP_POSITION_EMBEDDING, batch, shape, shape);
-    p.desc.numbers = numbers;
+    p.desc.embedding.numbers = numbers;
     add_parameter(&p, numbers * features, 1);
     if (narrow_one) make_narrow(&p);
     compare(&p, narrow_one ? 4e-3 : 1e-6);

@@ -46,8 +46,8 @@ size_t skip_of(unsigned moved, unsigned array) { return moved >> array & 1u; }
 
 template <class T> void test_activation(const activation &a, size_t n, unsigned moved) {
     gg_op_desc desc = describe(a.kind, 1, {shape({(int64_t)n})}, shape({(int64_t)n}));
-    desc.slope = a.slope;
-    desc.tanh_form = a.tanh_form;
+    if (a.kind == GG_OP_LEAKY_RELU) desc.leaky_relu.slope = a.slope;
+    else desc.gelu.tanh_form = a.tanh_form;
     cpu_run cpu;
     /* An infinite input of GELU gives 0 times infinity. */
     cpu.input = {rounded<T>(a.kind == GG_OP_GELU ? random_numbers(n).floats(n, -6, 6) : odd_numbers(n, n))};

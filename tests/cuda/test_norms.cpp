@@ -69,10 +69,10 @@ template <class T> void test_batch_norm_of(const batch_case &c) {
     gg_op_desc desc =
         describe(GG_OP_BATCH_NORM, c.batch, std::vector<gg_shape>((size_t)(c.adds ? 2 : 1), c.sample), c.sample);
     desc.activation = c.relu ? GG_ACTIVATION_RELU : GG_ACTIVATION_NONE;
-    desc.epsilon = 1e-5f;
-    desc.momentum = 0.1f;
-    desc.affine = c.affine;
-    desc.track_statistics = c.tracks;
+    desc.batch_norm.epsilon = 1e-5f;
+    desc.batch_norm.momentum = 0.1f;
+    desc.batch_norm.affine = c.affine;
+    desc.batch_norm.track_statistics = c.tracks;
     random_numbers r(n + c.relu);
     cpu_run cpu;
     cpu.evaluate = c.evaluate;
@@ -88,7 +88,7 @@ template <class T> void test_batch_norm_of(const batch_case &c) {
     }
     if (!c.evaluate) cpu.grad_output = rounded<T>(r.floats(n));
     run_on_cpu(desc, &cpu);
-    const batch_reference exact = batch_in_double(c, cpu, desc.epsilon, desc.momentum);
+    const batch_reference exact = batch_in_double(c, cpu, desc.batch_norm.epsilon, desc.batch_norm.momentum);
 
     const bool columns = c.layout == GG_LAYOUT_NHWC || area == 1;
     gg_cuda_batch_norm_args a = {};
@@ -98,8 +98,8 @@ template <class T> void test_batch_norm_of(const batch_case &c) {
     a.inner = columns ? 1 : area;
     a.relu = c.relu;
     a.batch_statistics = !c.evaluate || !c.tracks;
-    a.epsilon = desc.epsilon;
-    a.momentum = desc.momentum;
+    a.epsilon = desc.batch_norm.epsilon;
+    a.momentum = desc.batch_norm.momentum;
     auto put = [&](const floats &plain) { return laid(c.layout, c.sample, c.batch, plain); };
     auto got = [&](const device_batch<T> &array) { return plain_of(c.layout, c.sample, c.batch, array.all()); };
     device_batch<T> x(put(cpu.input[0]), "x", c.skip), y(n, "y", c.skip), dx(n, "dx", c.skip);
@@ -198,11 +198,11 @@ void test_far_mean() {
 template <class T>
 void test_layer_norm_of(int64_t batch, gg_shape sample, int64_t groups, bool affine, bool bias, bool root_mean_square) {
     gg_op_desc desc = describe(GG_OP_LAYER_NORM, batch, {sample}, sample);
-    desc.groups = groups;
-    desc.affine = affine;
+    desc.layer_norm.groups = groups;
+    desc.layer_norm.affine = affine;
     desc.bias = bias;
-    desc.root_mean_square = root_mean_square;
-    desc.epsilon = 1e-5f;
+    desc.layer_norm.root_mean_square = root_mean_square;
+    desc.layer_norm.epsilon = 1e-5f;
     const gg_norm_rows each = gg_norm_rows_of(&desc);
     const int64_t rows = batch * each.count, length = each.length;
     const size_t n = (size_t)(rows * length), parameters = (size_t)each.parameters;
@@ -223,7 +223,7 @@ void test_layer_norm_of(int64_t batch, gg_shape sample, int64_t groups, bool aff
     a.dtype = dtype_of<T>;
     a.batch = batch;
     a.rows = each;
-    a.epsilon = desc.epsilon;
+    a.epsilon = desc.layer_norm.epsilon;
     a.input = x;
     a.output = y;
     a.grad_output = dy;
@@ -246,7 +246,7 @@ void test_layer_norm_of(int64_t batch, gg_shape sample, int64_t groups, bool aff
         double mean = 0, squares = 0, sum = 0, product = 0;
         for (int64_t i = 0; i < length && !root_mean_square; ++i) mean += (double)v[i] / (double)length;
         for (int64_t i = 0; i < length; ++i) squares += ((double)v[i] - mean) * ((double)v[i] - mean);
-        const double inverse = 1 / sqrt(squares / (double)length + (double)desc.epsilon);
+        const double inverse = 1 / sqrt(squares / (double)length + (double)desc.layer_norm.epsilon);
         auto place = [&](int64_t i) { return (size_t)(row * each.weights % each.parameters + i / each.inner); };
         auto scale = [&](int64_t i) { return affine ? (double)cpu.parameter[0][place(i)] : 1.0; };
         auto normal = [&](int64_t i) { return ((double)v[i] - mean) * inverse; };
@@ -286,10 +286,10 @@ void test_group_norm(int64_t batch, gg_shape sample, int64_t groups, bool affine
 
 template <class T> void test_lrn_of(int64_t batch, const gg_shape &s, int64_t size, float beta, gg_layout layout) {
     gg_op_desc desc = describe(GG_OP_LOCAL_RESPONSE_NORM, batch, {s}, s);
-    desc.size = size;
-    desc.alpha = 0.3f;
-    desc.beta = beta;
-    desc.k = 1.5f;
+    desc.lrn.size = size;
+    desc.lrn.alpha = 0.3f;
+    desc.lrn.beta = beta;
+    desc.lrn.k = 1.5f;
     const size_t n = (size_t)batch * count(s);
     random_numbers r(n);
     cpu_run cpu;
@@ -307,9 +307,9 @@ template <class T> void test_lrn_of(int64_t batch, const gg_shape &s, int64_t si
     a.channels = channels;
     a.inner = layout == GG_LAYOUT_NHWC ? 1 : area;
     a.size = size;
-    a.alpha = desc.alpha;
+    a.alpha = desc.lrn.alpha;
     a.beta = beta;
-    a.k = desc.k;
+    a.k = desc.lrn.k;
     a.input = x;
     a.output = again;
     gg_cuda_lrn(nullptr, &a);
@@ -332,7 +332,7 @@ template <class T> void test_lrn_of(int64_t batch, const gg_shape &s, int64_t si
             const double v = (double)cpu.input[0][(size_t)((int64_t)i + (j - c) * area)];
             sum += v * v;
         }
-        return (double)desc.k + (double)desc.alpha / (double)size * sum;
+        return (double)desc.lrn.k + (double)desc.lrn.alpha / (double)size * sum;
     };
     for (size_t i = 0; i < n; ++i) {
         const int64_t c = (int64_t)i / area % channels;
@@ -342,7 +342,7 @@ template <class T> void test_lrn_of(int64_t batch, const gg_shape &s, int64_t si
             if (c < j - size / 2 || c > j + (size - 1) / 2) continue;
             const size_t at = (size_t)((int64_t)i + (j - c) * area);
             wanted -= (double)cpu.grad_output[at] * (double)cpu.input[0][at] * (double)beta *
-                      pow(sums(at), -(double)beta - 1) * 2 * (double)desc.alpha / (double)size * v;
+                      pow(sums(at), -(double)beta - 1) * 2 * (double)desc.lrn.alpha / (double)size * v;
         }
         CHECK_NEAR(out[i], v * pow(sums(i), -(double)beta), 2e-6 + 4 * off);
         CHECK_NEAR(error[i], wanted, 2e-6 + 4 * off);

@@ -5,7 +5,7 @@ namespace {
 
 gg_op_desc pool_desc(gg_op_kind kind, int64_t batch, const gg_shape &in, const gg_window &w) {
     gg_op_desc desc = describe(kind, batch, {in}, in);
-    desc.window = w;
+    desc.pool = w;
     for (int a = 0; a < 2; ++a) desc.output.size[1 + a] = gg_window_output(&w, a, in.size[1 + a], w.ceil_mode);
     return desc;
 }
@@ -14,7 +14,7 @@ gg_op_desc pool_desc(gg_op_kind kind, int64_t batch, const gg_shape &in, const g
 floats average_in_double(const gg_op_desc &desc, const floats &x) {
     floats out;
     const int64_t *in = desc.input[0].size, *to = desc.output.size;
-    const gg_window &w = desc.window;
+    const gg_window &w = desc.pool;
     const bool adaptive = desc.kind == GG_OP_ADAPTIVE_AVG_POOL2D;
     for (int64_t plane = 0; plane < desc.batch * in[0]; ++plane)
         for (int64_t h = 0; h < to[1]; ++h)
@@ -91,7 +91,7 @@ gg_window window(int64_t kernel, int64_t stride, int64_t padding, int64_t dilati
 
 bool possible(const gg_op_desc &desc) {
     for (int a = 0; a < 2; ++a) {
-        const gg_window &w = desc.window;
+        const gg_window &w = desc.pool;
         if (desc.output.size[1 + a] < 1 || w.padding[a] > (w.dilation[a] * (w.kernel[a] - 1) + 1) / 2 ||
             !gg_window_covers(&w, a, desc.input[0].size[1 + a], desc.output.size[1 + a]))
             return false;

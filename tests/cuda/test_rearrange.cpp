@@ -111,8 +111,9 @@ void test_rearrange(const gg_op_desc &desc) {
 
 void test_permute(int64_t batch, const gg_shape &s, std::vector<int64_t> order) {
     gg_op_desc desc = describe(GG_OP_PERMUTE, batch, {s}, s);
+    desc.order.dims = s.dims;
     for (int i = 0; i < s.dims; ++i) {
-        desc.order[i] = order[(size_t)i];
+        desc.order.size[i] = order[(size_t)i];
         desc.output.size[i] = s.size[order[(size_t)i]];
     }
     test_rearrange(desc);

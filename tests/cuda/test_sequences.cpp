@@ -52,8 +52,8 @@ void test_attention(const attention_case &c) {
         cpu.integers = 1;
         cpu.input.push_back({});
     }
-    desc.heads = c.heads;
-    desc.causal = c.causal;
+    desc.attention.heads = c.heads;
+    desc.attention.causal = c.causal;
     desc.probability = c.probability;
     desc.seed = 99;
     run_on_cpu(desc, &cpu);
@@ -230,7 +230,7 @@ void add_product(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row,
 void test_lstm(int64_t batch, int64_t positions, int64_t inputs, int64_t hidden, bool steps = false) {
     const int64_t gates = 4 * hidden, samples = batch * positions;
     gg_op_desc desc = describe(GG_OP_LSTM, batch, {shape({positions, inputs})}, shape({positions, hidden}));
-    desc.layers = 1;
+    desc.lstm.layers = 1;
     desc.bias = true;
     cpu_run cpu;
     random_numbers r((uint64_t)(samples * hidden));
@@ -371,7 +371,7 @@ template <typename T> void test_lstm_states(gg_dtype dtype, int64_t layers, int6
 /* same: all tokens are one. */
 void test_embedding(int64_t batch, int64_t positions, int64_t numbers, int64_t features, bool same_token) {
     gg_op_desc desc = describe(GG_OP_EMBEDDING, batch, {shape({positions})}, shape({positions, features}));
-    desc.numbers = numbers;
+    desc.embedding.numbers = numbers;
     const int64_t tokens = batch * positions;
     random_numbers r((uint64_t)(tokens * features));
     cpu_run cpu;
@@ -487,7 +487,7 @@ void test_bad_tokens(int32_t numbers) {
 void test_positions(int64_t batch, int64_t positions, int64_t features, int64_t numbers) {
     const gg_shape s = shape({positions, features});
     gg_op_desc desc = describe(GG_OP_POSITION_EMBEDDING, batch, {s}, s);
-    desc.numbers = numbers;
+    desc.embedding.numbers = numbers;
     const size_t n = (size_t)batch * count(s);
     random_numbers r(n);
     cpu_run cpu;

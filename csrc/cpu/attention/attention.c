@@ -54,12 +54,12 @@ typedef struct attention_part {
 
 /* Number of keys seen by at least one query below `end`. */
 static int64_t keys_below(const attention_part *p, int64_t end) {
-    return p->op->head.desc.causal && end < p->keys ? end : p->keys;
+    return p->op->head.desc.attention.causal && end < p->keys ? end : p->keys;
 }
 
 /* Number of keys, among `keys`, seen by query `first` of its block; each later query sees one more. */
 static int64_t keys_of_query(const attention_part *p, int64_t first, int64_t keys) {
-    return p->op->head.desc.causal && first + 1 < keys ? first + 1 : keys;
+    return p->op->head.desc.attention.causal && first + 1 < keys ? first + 1 : keys;
 }
 
 static void product(const attention_op *op, gg_multiply it) {
@@ -284,9 +284,9 @@ gg_status gg_native_attention_create(gg_device *device, const gg_op_desc *desc, 
     op->kernels = kernels;
     op->batch = desc->batch;
     op->positions = desc->input[0].size[0];
-    op->heads = desc->heads;
-    op->size = desc->output.size[1] / desc->heads;
-    op->block = desc->causal && op->positions <= LONG_SAMPLE ? CAUSAL_BLOCK : BLOCK;
+    op->heads = desc->attention.heads;
+    op->size = desc->output.size[1] / desc->attention.heads;
+    op->block = desc->attention.causal && op->positions <= LONG_SAMPLE ? CAUSAL_BLOCK : BLOCK;
     if (op->block > gg_lanes_padded(op->positions)) op->block = gg_lanes_padded(op->positions);
     op->groups = gg_lanes_padded(op->positions) / GG_LANES;
     op->mask_blocks = (op->positions + 3) / 4;

@@ -105,7 +105,7 @@ static void pair_columns(conv_walk *walk, bool pairs, int64_t reach) {
 
 static gg_status walk_create(const conv_op *conv, bool forward, conv_walk *walk) {
     const gg_op_desc *desc = &conv->op.desc;
-    const gg_window *window = &desc->window;
+    const gg_window *window = &desc->conv.window;
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
     for (int axis = 0; axis < 2; ++axis) {
         walk->source[axis] = forward ? in[1 + axis] : out[1 + axis];
@@ -164,7 +164,7 @@ static void walk_destroy(conv_walk *walk) {
 
 static gg_status slab_create(conv_op *conv) {
     const gg_op_desc *desc = &conv->op.desc;
-    const gg_window *w = &desc->window;
+    const gg_window *w = &desc->conv.window;
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
     const int64_t row = out[2] * conv->lanes;
     conv->copied = w->padding[0] > 0 || w->padding[1] > 0;
@@ -299,7 +299,7 @@ static void native_conv2d_prepare(const conv_op *conv, const gg_op_args *args, i
 /* Copies channels [channel, channel+count) of the source rows under output rows [begin, end), with the padding. */
 static void copy_slab(const conv_op *conv, const float *x, int64_t channel, int64_t count, int64_t begin, int64_t end,
                       float *slab) {
-    const gg_window *w = &conv->op.desc.window;
+    const gg_window *w = &conv->op.desc.conv.window;
     const int64_t *in = conv->op.desc.input[0].size;
     const int64_t lanes = conv->lanes, width = conv->slab_width;
     const int64_t height = (end - begin - 1) * w->stride[0] + (w->kernel[0] - 1) * w->dilation[0] + 1;
@@ -327,7 +327,7 @@ static void native_conv2d_weights_part(void *context, int thread, int threads) {
     const job *j = context;
     const conv_op *conv = j->conv;
     const gg_op_args *args = j->args;
-    const gg_window *w = &conv->op.desc.window;
+    const gg_window *w = &conv->op.desc.conv.window;
     const int64_t *in = conv->op.desc.input[0].size, *out = conv->op.desc.output.size;
     const int64_t lanes = conv->lanes, cols = conv->in_channels * conv->taps, dy_row = out[2] * lanes;
     const int64_t x_width = conv->copied ? conv->slab_width : in[2];
@@ -426,7 +426,7 @@ static const gg_op_class conv_class = {.prepare = native_conv2d_pack,
                                        .destroy = native_conv2d_destroy};
 
 static gg_status native_conv2d_check(const gg_op_desc *desc) {
-    const gg_window *w = &desc->window;
+    const gg_window *w = &desc->conv.window;
     char text[GG_SHAPE_TEXT];
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3)
         return gg_fail(GG_ERROR_SHAPE, "a convolution has one image (C, H, W), not %s",
@@ -434,9 +434,9 @@ static gg_status native_conv2d_check(const gg_op_desc *desc) {
     if (desc->batch < 1)
         return gg_fail(GG_ERROR_ARGUMENT, "batch is %lld; at least 1 is needed", (long long)desc->batch);
     const int64_t *in = desc->input[0].size, *out = desc->output.size;
-    if (desc->groups < 1 || in[0] % desc->groups != 0 || out[0] % desc->groups != 0)
+    if (desc->conv.groups < 1 || in[0] % desc->conv.groups != 0 || out[0] % desc->conv.groups != 0)
         return gg_fail(GG_ERROR_ARGUMENT, "groups is %lld; it must divide %lld input and %lld output channels",
-                       (long long)desc->groups, (long long)in[0], (long long)out[0]);
+                       (long long)desc->conv.groups, (long long)in[0], (long long)out[0]);
     for (int a = 0; a < 2; ++a) {
         if (w->kernel[a] < 1 || w->stride[a] < 1 || w->dilation[a] < 1 || w->padding[a] < 0)
             return gg_fail(GG_ERROR_ARGUMENT,
@@ -484,10 +484,10 @@ gg_status gg_native_conv2d_create(gg_device *device, const gg_op_desc *desc, gg_
     conv->kernels = kernels;
     conv->threads = device->threads;
     conv->lanes = gg_lanes_padded(desc->batch);
-    conv->groups = desc->groups;
-    conv->taps = desc->window.kernel[0] * desc->window.kernel[1];
-    conv->in_channels = desc->input[0].size[0] / desc->groups;
-    conv->out_channels = desc->output.size[0] / desc->groups;
+    conv->groups = desc->conv.groups;
+    conv->taps = desc->conv.window.kernel[0] * desc->conv.window.kernel[1];
+    conv->in_channels = desc->input[0].size[0] / desc->conv.groups;
+    conv->out_channels = desc->output.size[0] / desc->conv.groups;
     GG_TRY_CLEANUP(walk_create(conv, true, &conv->forward));
     if (desc->training && gg_op_has_pass(desc, GG_PASS_WEIGHTS)) {
         GG_TRY_CLEANUP(slab_create(conv));

@@ -45,13 +45,13 @@ static uint16_t *spread_row(const image_conv *conv, uint16_t *spread, int64_t ch
 
 static void spread_sample(const image_conv *conv, const uint16_t *image, uint16_t *spread) {
     const gg_op_desc *desc = &conv->op.desc;
-    const int64_t height = desc->input[0].size[1], width = desc->input[0].size[2], stride = desc->window.stride[1];
+    const int64_t height = desc->input[0].size[1], width = desc->input[0].size[2], stride = desc->conv.window.stride[1];
     const bool plain = conv->op.input[0].layout == GG_LAYOUT_PLAIN;
     const int64_t step = plain ? 1 : conv->channels, from_channel = plain ? height * width : 1;
     for (int64_t c = 0; c < conv->channels; ++c) {
         for (int64_t phase = 0; phase < conv->phases; ++phase) {
             /* Number i is column i*stride + first; the numbers before and after the image stay zeros. */
-            const int64_t first = phase - desc->window.padding[1];
+            const int64_t first = phase - desc->conv.window.padding[1];
             const int64_t begin = first < 0 ? gg_block_count(-first, stride) : 0;
             const int64_t some = first + begin * stride < width ? gg_block_count(width - first, stride) : begin;
             const int64_t end = some < conv->pitch ? some : conv->pitch;
@@ -71,7 +71,7 @@ typedef struct image_tap {
 } image_tap;
 
 static image_tap image_tap_of(const image_conv *conv, uint16_t *spread, int64_t tap) {
-    const gg_window *w = &conv->op.desc.window;
+    const gg_window *w = &conv->op.desc.conv.window;
     const int64_t column = tap % w->kernel[1], place = tap / w->kernel[1];
     const uint16_t *plane = spread_row(conv, spread, place / w->kernel[0], column % w->stride[1], 0);
     return (image_tap){plane + column / w->stride[1], place % w->kernel[0] - w->padding[0]};
@@ -80,7 +80,7 @@ static image_tap image_tap_of(const image_conv *conv, uint16_t *spread, int64_t 
 /* Packs as tiles the numbers that taps see for output rows [begin, end). */
 static void pack_taps(const image_conv *conv, uint16_t *spread, int64_t begin, int64_t end, uint16_t *taps) {
     const gg_op_desc *desc = &conv->op.desc;
-    const int64_t height = desc->input[0].size[1], stride = desc->window.stride[0], runs = conv->runs;
+    const int64_t height = desc->input[0].size[1], stride = desc->conv.window.stride[0], runs = conv->runs;
     const int64_t group = (end - begin) * runs * GG_IMAGE_TILE, weights = conv->taps - desc->bias;
     for (int64_t tap = 0; tap < conv->taps; ++tap) {
         const image_tap it = tap < weights ? image_tap_of(conv, spread, tap) : (image_tap){0};
@@ -181,7 +181,7 @@ gg_status gg_native_image_conv_create(gg_device *device, const gg_op_desc *desc,
     gg_op *head = NULL;
     *out = NULL;
     const gg_image_kernels *kernels = gg_cpu_device_kernels(device)->image;
-    const gg_window *w = &desc->window;
+    const gg_window *w = &desc->conv.window;
     if (kernels == NULL || desc->dtype != GG_BFLOAT16 || desc->passes != 1u << GG_PASS_WEIGHTS ||
         desc->offered[0].dtype != GG_BFLOAT16 || !gg_conv_has_form(desc, desc->offered[0].layout, GG_ALGORITHM_TILED))
         GG_FAIL_CLEANUP(

@@ -22,9 +22,11 @@ static gg_status onednn_conv2d_check(const gg_op_desc *desc) {
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3)
         return gg_fail(GG_ERROR_SHAPE, "conv2d has one image, not %d of shape %s to %s", desc->inputs,
                        gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, out));
-    if (desc->groups < 1 || desc->input[0].size[0] % desc->groups != 0 || desc->output.size[0] % desc->groups != 0)
+    if (desc->conv.groups < 1 || desc->input[0].size[0] % desc->conv.groups != 0 ||
+        desc->output.size[0] % desc->conv.groups != 0)
         return gg_fail(GG_ERROR_SHAPE, "conv2d: %lld groups do not divide %lld and %lld channels",
-                       (long long)desc->groups, (long long)desc->input[0].size[0], (long long)desc->output.size[0]);
+                       (long long)desc->conv.groups, (long long)desc->input[0].size[0],
+                       (long long)desc->output.size[0]);
     return GG_OK;
 }
 
@@ -46,9 +48,10 @@ static int64_t onednn_conv2d_rounded(int64_t n, int64_t block) { return (n + blo
 static bool prefer_nhwc(const gg_op_desc *desc, gg_isa isa) {
     const int64_t block = isa >= GG_ISA_AVX512 ? 16 : 8;
     const int64_t in = desc->input[0].size[0], out = desc->output.size[0];
-    if (desc->groups != 1 || in <= 4) return false;
+    if (desc->conv.groups != 1 || in <= 4) return false;
     if (in >= 8 && 4 * onednn_conv2d_rounded(in, block) * onednn_conv2d_rounded(out, block) > 5 * in * out) return true;
-    return desc->offered[0].layout == GG_LAYOUT_NHWC && desc->window.stride[0] == 1 && desc->window.stride[1] == 1;
+    return desc->offered[0].layout == GG_LAYOUT_NHWC && desc->conv.window.stride[0] == 1 &&
+           desc->conv.window.stride[1] == 1;
 }
 
 static gg_status in_layouts(conv *it, gg_layout input, gg_layout output) {
@@ -206,13 +209,13 @@ static gg_status create_direct(gg_device *device, const gg_op_desc *desc, gg_op 
     GG_TRY_CLEANUP(gg_dnn_op_create(device, desc, &it.op));
     for (int i = 0; i < 2; i++) {
         GG_TRY_CLEANUP(gg_dnn_window(desc, i, &it.right[i]));
-        it.stride[i] = desc->window.stride[i];
-        it.dilation[i] = desc->window.dilation[i] - 1;
-        it.left[i] = desc->window.padding[i];
+        it.stride[i] = desc->conv.window.stride[i];
+        it.dilation[i] = desc->conv.window.dilation[i] - 1;
+        it.left[i] = desc->conv.window.padding[i];
     }
-    const int64_t groups = desc->groups, outputs = desc->output.size[0];
-    const int64_t weight[5] = {groups, outputs / groups, desc->input[0].size[0] / groups, desc->window.kernel[0],
-                               desc->window.kernel[1]};
+    const int64_t groups = desc->conv.groups, outputs = desc->output.size[0];
+    const int64_t weight[5] = {groups, outputs / groups, desc->input[0].size[0] / groups, desc->conv.window.kernel[0],
+                               desc->conv.window.kernel[1]};
     const int skip = groups == 1 ? 1 : 0; /* the axis of groups is there only if there are some */
     GG_TRY_CLEANUP(gg_dnn_md(it.op, 5 - skip, weight + skip, GG_FLOAT32, skip ? dnnl_abcd : dnnl_abcde, &it.weight));
     GG_TRY_CLEANUP(gg_dnn_md(it.op, 5 - skip, weight + skip, it.op->dtype, dnnl_format_tag_any, &it.weight_any));

@@ -62,10 +62,10 @@ static const gg_op_class pointwise_class = {.forward = pointwise_forward,
                                             .destroy = gg_native_op_free};
 
 static bool is_pointwise(const gg_op_desc *desc) {
-    const gg_window *w = &desc->window;
+    const gg_window *w = &desc->conv.window;
     for (int axis = 0; axis < 2; ++axis)
         if (w->kernel[axis] != 1 || w->stride[axis] != 1 || w->padding[axis] != 0) return false;
-    return desc->groups == 1;
+    return desc->conv.groups == 1;
 }
 
 gg_status gg_native_pointwise_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {

@@ -393,7 +393,7 @@ static const gg_op_class split_conv_class = {.prepare = split_conv_prepare,
 
 /* Sets the fields of one axis: the grid of points, and the targets on it. */
 static void make_axis(const gg_op_desc *desc, bool forward, int axis, split_walk *w, int64_t *reach, int64_t *size) {
-    const gg_window *window = &desc->window;
+    const gg_window *window = &desc->conv.window;
     const int64_t in = desc->input[0].size[1 + axis], out = desc->output.size[1 + axis];
     const int64_t stride = window->stride[axis], kernel = window->kernel[axis], padding = window->padding[axis];
     w->source[axis] = forward ? in : out;
@@ -409,7 +409,7 @@ static void make_axis(const gg_op_desc *desc, bool forward, int axis, split_walk
 /* Sets the targets of one phase, and the places of the window that they read. */
 static gg_status make_phase(const split_conv *conv, bool forward, const int64_t remainder[2], split_walk *w,
                             const int64_t reach[2], split_phase *phase) {
-    const gg_window *window = &conv->op.desc.window;
+    const gg_window *window = &conv->op.desc.conv.window;
     const int64_t plane = plane_points(w, w->band);
     for (int axis = 0; axis < 2; ++axis) {
         const int64_t stride = w->target_stride[axis], before = window->padding[axis] - remainder[axis];
@@ -507,7 +507,7 @@ gg_status gg_native_split_conv_create(gg_device *device, const gg_op_desc *desc,
     conv->batch = desc->batch;
     conv->in = desc->input[0].size[0];
     conv->out = desc->output.size[0];
-    conv->taps = desc->window.kernel[0] * desc->window.kernel[1];
+    conv->taps = desc->conv.window.kernel[0] * desc->conv.window.kernel[1];
     head->input[0].layout = head->output.layout = GG_LAYOUT_CHANNELS16;
     const bool data = desc->training && desc->input_grad && gg_op_has_pass(desc, GG_PASS_DATA);
     const bool weights = desc->training && gg_op_has_pass(desc, GG_PASS_WEIGHTS);

@@ -621,7 +621,8 @@ static void make_walk(winograd_op *op, bool forward, bool run, wino_walk *walk) 
     for (int axis = 0; axis < 2; ++axis) {
         walk->source[axis] = forward ? in[1 + axis] : out[1 + axis];
         walk->target[axis] = forward ? out[1 + axis] : in[1 + axis];
-        walk->padding[axis] = forward ? desc->window.padding[axis] : op->taps - 1 - desc->window.padding[axis];
+        walk->padding[axis] =
+            forward ? desc->conv.window.padding[axis] : op->taps - 1 - desc->conv.window.padding[axis];
         walk->tiles[axis] = gg_block_count(walk->target[axis], op->outputs);
     }
     if (!run) return;
@@ -692,7 +693,7 @@ gg_status gg_native_winograd_create(gg_device *device, const gg_op_desc *desc, g
     op->add = gg_cpu_device_kernels(device)->elementwise->add;
     op->threads = device->threads;
     op->outputs = outputs_of(desc->algorithm);
-    op->taps = (int)desc->window.kernel[0];
+    op->taps = (int)desc->conv.window.kernel[0];
     op->places = (op->outputs + op->taps - 1) * (op->outputs + op->taps - 1);
     op->channels = channels;
     op->batch = desc->batch;

@@ -98,7 +98,7 @@ static void make_view(rearrange_op *op, const gg_op_desc *desc, bool lanes) {
     }
     for (int i = 0; i < dims; ++i) {
         op->size[first + i] = dense->size[i];
-        op->step[first + i] = distance[desc->kind == GG_OP_PERMUTE ? desc->order[i] : i];
+        op->step[first + i] = distance[desc->kind == GG_OP_PERMUTE ? desc->order.size[i] : i];
     }
     if (desc->kind != GG_OP_PERMUTE) {
         op->offset = range->begin * distance[range->axis];

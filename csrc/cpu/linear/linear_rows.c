@@ -67,7 +67,7 @@ static void gelu_rows(void *context, int thread, int threads) {
     const rows_job *j = context;
     const rows_op *op = j->op;
     const gg_cpu_elementwise *kernels = elementwise(op);
-    const bool tanh_form = op->head.desc.tanh_form;
+    const bool tanh_form = op->head.desc.gelu.tanh_form;
     size_t begin, end;
     gg_parallel_split((size_t)(op->rows * op->out), GG_LANES, thread, threads, &begin, &end);
     float *y = (float *)j->args->output + begin;

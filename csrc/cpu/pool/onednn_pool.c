@@ -7,7 +7,7 @@
 /* Chooses the algorithm with PyTorch's divisor. With counted padding, PyTorch clips a window at the padding's edge.
  * oneDNN's full window differs only if the last window reaches beyond the padding (ceil_mode). */
 static gg_status onednn_pool_algorithm(const gg_op_desc *desc, const int64_t right[2], dnnl_alg_kind_t *out) {
-    const gg_window *window = &desc->window;
+    const gg_window *window = &desc->pool;
     bool beyond = right[0] > window->padding[0] || right[1] > window->padding[1];
     bool padded = window->padding[0] > 0 || window->padding[1] > 0;
     *out = dnnl_pooling_max;
@@ -40,7 +40,7 @@ static bool is_nan(gg_dtype dtype, const void *data, size_t at) {
 /* Place of the last NaN in its window, row by row; -1 means none. */
 static int64_t last_nan(const gg_op_desc *desc, gg_format format, const void *input, int64_t n, int64_t c, int64_t h,
                         int64_t w) {
-    const gg_window *window = &desc->window;
+    const gg_window *window = &desc->pool;
     const gg_shape *shape = &desc->input[0];
     int64_t found = -1;
     for (int64_t i = 0; i < window->kernel[0]; i++) {
@@ -94,7 +94,7 @@ static void pass_nan(gg_device *device, const gg_dnn_op *op, const gg_op_args *a
 static gg_status onednn_pool_check(const gg_op_desc *desc, int64_t right[2]) {
     char in[GG_SHAPE_TEXT], out[GG_SHAPE_TEXT];
     const char *name = gg_op_kind_name(desc->kind);
-    const gg_window *window = &desc->window;
+    const gg_window *window = &desc->pool;
     if (desc->activation != GG_ACTIVATION_NONE) return gg_fail(GG_ERROR_UNSUPPORTED, "%s has no activation here", name);
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
         desc->input[0].size[0] != desc->output.size[0])
@@ -125,10 +125,10 @@ static gg_status create_pool(gg_device *device, const gg_op_desc *desc, gg_op **
     *out = NULL;
     GG_TRY_CLEANUP(onednn_pool_check(desc, right));
     for (int i = 0; i < 2; i++) {
-        stride[i] = desc->window.stride[i];
-        kernel[i] = desc->window.kernel[i];
-        left[i] = desc->window.padding[i];
-        dilation[i] = desc->window.dilation[i] - 1;
+        stride[i] = desc->pool.stride[i];
+        kernel[i] = desc->pool.kernel[i];
+        left[i] = desc->pool.padding[i];
+        dilation[i] = desc->pool.dilation[i] - 1;
     }
     GG_TRY_CLEANUP(onednn_pool_algorithm(desc, right, &kind));
     GG_TRY_CLEANUP(gg_dnn_op_create(device, desc, &op));

@@ -67,7 +67,7 @@ static const gg_op_class pool_class = {
     .forward = pool_forward, .backward_data = pool_backward, .destroy = pool_destroy};
 
 static gg_status native_pool_check(const gg_op_desc *desc) {
-    const gg_window *w = &desc->window;
+    const gg_window *w = &desc->pool;
     const char *name = gg_op_kind_name(desc->kind);
     static const char *const axes[2] = {"height", "width"};
     if (desc->inputs != 1 || desc->input[0].dims != 3 || desc->output.dims != 3 ||
@@ -108,7 +108,7 @@ typedef struct pool_extent {
 } pool_extent;
 
 static pool_extent extent_of(const gg_op_desc *desc, int axis, int64_t o) {
-    const gg_window *w = &desc->window;
+    const gg_window *w = &desc->pool;
     const int64_t in = desc->input[0].size[1 + axis], out = desc->output.size[1 + axis];
     if (desc->kind == GG_OP_ADAPTIVE_AVG_POOL2D) {
         const int64_t begin = o * in / out, end = ((o + 1) * in + out - 1) / out;
@@ -160,7 +160,7 @@ static size_t axis_entries(const gg_pool_shape *shape, int axis) {
 
 /* Places of the largest window along an axis. */
 static int64_t largest_window(const gg_op_desc *desc, int axis) {
-    int64_t most = desc->window.kernel[axis];
+    int64_t most = desc->pool.kernel[axis];
     if (desc->kind != GG_OP_ADAPTIVE_AVG_POOL2D) return most;
     most = 1;
     for (int64_t o = 0; o < desc->output.size[1 + axis]; ++o) {
@@ -172,7 +172,7 @@ static int64_t largest_window(const gg_op_desc *desc, int axis) {
 
 /* Elements of a window that count, along one axis: those inside the image, or also inside its padding. */
 static int64_t native_pool_extent(const gg_pool_shape *shape, const gg_op_desc *desc, int axis, int64_t o) {
-    const gg_window *w = &desc->window;
+    const gg_window *w = &desc->pool;
     if (!w->count_include_pad || desc->kind == GG_OP_ADAPTIVE_AVG_POOL2D) return shape->count[axis][o];
     const int64_t corner = o * w->stride[axis] - w->padding[axis];
     const int64_t end = shape->in[axis] + w->padding[axis];
@@ -195,7 +195,7 @@ gg_status gg_native_pool_create(gg_device *device, const gg_op_desc *desc, gg_op
     void *block;
     GG_TRY_CLEANUP(gg_native_op_create(desc, &pool_class, sizeof(pool_op), &head));
     pool_op *op = (pool_op *)head;
-    const gg_window *w = &desc->window;
+    const gg_window *w = &desc->pool;
     const bool adaptive = desc->kind == GG_OP_ADAPTIVE_AVG_POOL2D;
     gg_pool_shape *shape = &op->shape;
     op->device = device;

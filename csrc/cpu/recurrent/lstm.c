@@ -434,9 +434,9 @@ static void lstm_scratch(gg_lstm_op *op) {
 /* desc of an LSTM over tokens as if its input were rows. */
 static gg_op_desc over_rows(const gg_op_desc *desc) {
     gg_op_desc plain = *desc;
-    if (desc->numbers < 1) return plain;
-    plain.numbers = 0;
-    plain.input[0] = (gg_shape){2, {desc->input[0].size[0], desc->features}};
+    if (desc->lstm.numbers < 1) return plain;
+    plain.lstm.numbers = 0;
+    plain.input[0] = (gg_shape){2, {desc->input[0].size[0], desc->lstm.features}};
     plain.offered[0].dtype = GG_FLOAT32;
     return plain;
 }
@@ -446,14 +446,15 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     *out = NULL;
     const gg_op_desc plain = over_rows(desc);
     GG_TRY(gg_op_check_lstm(&plain));
-    if (desc->numbers > 0 && (desc->dtype != GG_FLOAT32 || 2 * desc->numbers > desc->batch * desc->input[0].size[0]))
+    if (desc->lstm.numbers > 0 &&
+        (desc->dtype != GG_FLOAT32 || 2 * desc->lstm.numbers > desc->batch * desc->input[0].size[0]))
         return gg_fail(GG_ERROR_UNSUPPORTED,
                        "an LSTM of tokens is for float32, and for twice as many tokens as its table has rows");
     const gg_gemm_kernels *kernels = gg_cpu_device_kernels(device)->gemm;
     GG_TRY(gg_native_op_create(&plain, &lstm_class, sizeof(gg_lstm_op), &head));
     gg_lstm_op *op = (gg_lstm_op *)head;
     head->desc = *desc;
-    head->input[0] = (gg_format){desc->numbers > 0 ? GG_INT32 : GG_FLOAT32, GG_LAYOUT_PLAIN};
+    head->input[0] = (gg_format){desc->lstm.numbers > 0 ? GG_INT32 : GG_FLOAT32, GG_LAYOUT_PLAIN};
     head->output.layout = GG_LAYOUT_PLAIN;
     head->backward_needs_input = 1;
     head->backward_needs_output = true;
@@ -462,9 +463,9 @@ gg_status gg_native_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op
     op->batch = desc->batch;
     op->positions = plain.input[0].size[0];
     op->inputs = plain.input[0].size[1];
-    op->numbers = desc->numbers;
+    op->numbers = desc->lstm.numbers;
     op->hidden = desc->output.size[1];
-    op->layers = desc->layers;
+    op->layers = desc->lstm.layers;
     op->state_row = gg_odd_lines(op->hidden);
     op->gate_row = gg_odd_lines(4 * op->hidden);
     gg_lstm_choose_products(op);

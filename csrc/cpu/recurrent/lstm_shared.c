@@ -17,12 +17,12 @@ void gg_lstm_bias_gradients(gg_device *device, const gg_op *op, const gg_op_args
 }
 
 float *gg_lstm_carried(const gg_op *op, const gg_op_args *args, int64_t layer, int64_t sample) {
-    if (args->carried == NULL || !op->desc.stateful) return NULL;
-    return args->carried + (sample * op->desc.layers + layer) * 2 * op->desc.output.size[1];
+    if (args->carried == NULL || !op->desc.lstm.stateful) return NULL;
+    return args->carried + (sample * op->desc.lstm.layers + layer) * 2 * op->desc.output.size[1];
 }
 
 gg_lstm_dropout gg_lstm_dropout_of(const gg_op_desc *desc) {
-    return (gg_lstm_dropout){.used = desc->training && desc->probability > 0 && desc->layers > 1,
+    return (gg_lstm_dropout){.used = desc->training && desc->probability > 0 && desc->lstm.layers > 1,
                              .mask_row = (desc->output.size[1] + 3) / 4 * 4,
                              .threshold = (uint32_t)((double)desc->probability * 0x1p32),
                              .keep_scale = (float)(1.0 / (1.0 - (double)desc->probability))};

@@ -13,7 +13,7 @@ enum { GG_LSTM_WEIGHT_IH = 0, GG_LSTM_WEIGHT_HH, GG_LSTM_BIAS_IH, GG_LSTM_BIAS_H
 
 /* Index among all parameters; an LSTM over tokens has its table first. */
 static inline int64_t gg_lstm_place(const gg_op *op, int64_t layer, int which) {
-    return (op->desc.numbers > 0 ? 1 : 0) + layer * (op->desc.bias ? 4 : 2) + which;
+    return (op->desc.lstm.numbers > 0 ? 1 : 0) + layer * (op->desc.bias ? 4 : 2) + which;
 }
 
 static inline const float *gg_lstm_parameter(const gg_op *op, const gg_op_args *args, int64_t layer, int which) {

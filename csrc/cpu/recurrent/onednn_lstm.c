@@ -559,7 +559,7 @@ static gg_status onednn_lstm_direct(gg_device *device, const gg_op_desc *desc, g
     op->positions = desc->input[0].size[0];
     op->inputs = desc->input[0].size[1];
     op->hidden = desc->output.size[1];
-    op->layers = desc->layers;
+    op->layers = desc->lstm.layers;
     op->dropout = gg_lstm_dropout_of(desc);
     /* A primitive divides its work by the number of threads at its creation. */
     gg_parallel_set_threads(device->threads);
@@ -576,7 +576,7 @@ cleanup:
 }
 
 gg_status gg_dnn_lstm_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
-    const bool widened = desc->algorithm == GG_ALGORITHM_WIDENED && desc->numbers == 0;
+    const bool widened = desc->algorithm == GG_ALGORITHM_WIDENED && desc->lstm.numbers == 0;
     return widened ? gg_cpu_widened_create(device, desc, gg_native_lstm_create, out)
                    : onednn_lstm_direct(device, desc, out);
 }

@@ -85,8 +85,8 @@ static void activate(const element_op *op, size_t n, const float *x, float *y) {
     case GG_OP_RELU: kernels->relu(n, x, y); break;
     case GG_OP_TANH: kernels->tanh(n, x, y); break;
     case GG_OP_SIGMOID: kernels->sigmoid(n, x, y); break;
-    case GG_OP_LEAKY_RELU: kernels->leaky_relu(n, desc->slope, x, y); break;
-    default: (desc->tanh_form ? kernels->gelu_tanh : kernels->gelu)(n, x, y);
+    case GG_OP_LEAKY_RELU: kernels->leaky_relu(n, desc->leaky_relu.slope, x, y); break;
+    default: (desc->gelu.tanh_form ? kernels->gelu_tanh : kernels->gelu)(n, x, y);
     }
 }
 
@@ -97,8 +97,8 @@ static void activate_backward(const element_op *op, size_t n, const float *from,
     switch ((int)desc->kind) {
     case GG_OP_TANH: kernels->tanh_backward(n, from, dy, dx); break;
     case GG_OP_SIGMOID: kernels->sigmoid_backward(n, from, dy, dx); break;
-    case GG_OP_LEAKY_RELU: kernels->leaky_relu_backward(n, desc->slope, from, dy, dx); break;
-    default: (desc->tanh_form ? kernels->gelu_tanh_backward : kernels->gelu_backward)(n, from, dy, dx);
+    case GG_OP_LEAKY_RELU: kernels->leaky_relu_backward(n, desc->leaky_relu.slope, from, dy, dx); break;
+    default: (desc->gelu.tanh_form ? kernels->gelu_tanh_backward : kernels->gelu_backward)(n, from, dy, dx);
     }
 }
 
@@ -185,7 +185,8 @@ gg_status gg_native_activation_create(gg_device *device, const gg_op_desc *desc,
     const int64_t block = layout == GG_LAYOUT_CHANNELS16 ? 16 : layout == GG_LAYOUT_CHANNELS8 ? 8 : 1;
     if (desc->kind == GG_OP_SIGMOID && desc->output.size[0] % block != 0) layout = GG_LAYOUT_PLAIN;
     GG_TRY(native_elementwise_create(device, desc, &activation_class, layout, out));
-    (*out)->backward_needs_output = desc->kind == GG_OP_LEAKY_RELU ? desc->slope >= 0 : desc->kind != GG_OP_GELU;
+    (*out)->backward_needs_output =
+        desc->kind == GG_OP_LEAKY_RELU ? desc->leaky_relu.slope >= 0 : desc->kind != GG_OP_GELU;
     (*out)->backward_needs_input = !(*out)->backward_needs_output;
     return GG_OK;
 }

@@ -83,7 +83,7 @@ void gg_native_add_rows(const gg_cpu_elementwise *kernels, const int32_t *order,
 
 static void table_gradient_part(void *context, int thread, int threads) {
     const table_job *j = context;
-    const int64_t features = j->op->features, numbers = j->op->head.desc.numbers;
+    const int64_t features = j->op->features, numbers = j->op->head.desc.embedding.numbers;
     float *dw = j->args->gradient[GG_PARAMETER_WEIGHT];
     size_t begin, end;
     gg_parallel_split((size_t)numbers, 1, thread, threads, &begin, &end);
@@ -94,14 +94,14 @@ static void table_gradient_part(void *context, int thread, int threads) {
 
 static gg_status embedding_forward(gg_op *head, const gg_op_args *args) {
     const table_op *op = (table_op *)head;
-    GG_TRY(gg_native_check_tokens(head->desc.batch, op->positions, head->desc.numbers, args->input[0]));
+    GG_TRY(gg_native_check_tokens(head->desc.batch, op->positions, head->desc.embedding.numbers, args->input[0]));
     table_run(op, look_up_part, args);
     return GG_OK;
 }
 
 static gg_status embedding_backward_weights(gg_op *head, const gg_op_args *args) {
     const table_op *op = (table_op *)head;
-    gg_native_order_tokens(head->desc.numbers, op->tokens, args->input[0], args->scratch);
+    gg_native_order_tokens(head->desc.embedding.numbers, op->tokens, args->input[0], args->scratch);
     table_run(op, table_gradient_part, args);
     return GG_OK;
 }
@@ -113,10 +113,10 @@ gg_status gg_native_embedding_create(gg_device *device, const gg_op_desc *desc, 
     gg_op *head = NULL;
     gg_op_desc plain = *desc;
     *out = NULL;
-    if (desc->inputs != 1 || desc->offered[0].dtype != GG_INT32 || desc->numbers < 1)
+    if (desc->inputs != 1 || desc->offered[0].dtype != GG_INT32 || desc->embedding.numbers < 1)
         return gg_fail(GG_ERROR_ARGUMENT,
                        "an embedding has one int32 input and at least one row, not %d of %s and %lld", desc->inputs,
-                       gg_dtype_name(desc->offered[0].dtype), (long long)desc->numbers);
+                       gg_dtype_name(desc->offered[0].dtype), (long long)desc->embedding.numbers);
     plain.offered[0].dtype = GG_FLOAT32; /* compute type of native operations */
     GG_TRY(gg_native_op_create(&plain, &embedding_class, sizeof(table_op), &head));
     table_op *op = (table_op *)head;
@@ -128,7 +128,8 @@ gg_status gg_native_embedding_create(gg_device *device, const gg_op_desc *desc, 
     op->features = desc->output.size[desc->output.dims - 1];
     op->positions = gg_shape_count(&desc->input[0]);
     op->tokens = desc->batch * op->positions;
-    if (desc->training) head->scratch_bytes = gg_native_order_size(desc->numbers, op->tokens) * sizeof(int32_t);
+    if (desc->training)
+        head->scratch_bytes = gg_native_order_size(desc->embedding.numbers, op->tokens) * sizeof(int32_t);
     *out = head;
     return GG_OK;
 }
@@ -166,7 +167,8 @@ static gg_status position_embedding_forward(gg_op *head, const gg_op_args *args)
 
 static gg_status position_embedding_backward_weights(gg_op *head, const gg_op_args *args) {
     const table_op *op = (table_op *)head;
-    const size_t used = (size_t)(op->positions * op->features), all = (size_t)(head->desc.numbers * op->features);
+    const size_t used = (size_t)(op->positions * op->features),
+                 all = (size_t)(head->desc.embedding.numbers * op->features);
     table_run(op, sum_positions_part, args);
     memset(args->gradient[GG_PARAMETER_WEIGHT] + used, 0, (all - used) * sizeof(float));
     return GG_OK;
@@ -187,10 +189,10 @@ static const gg_op_class position_embedding_class = {.forward = position_embeddi
 gg_status gg_native_position_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_op *head = NULL;
     *out = NULL;
-    if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->numbers < desc->input[0].size[0])
+    if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->embedding.numbers < desc->input[0].size[0])
         return gg_fail(GG_ERROR_SHAPE,
                        "positions are added to one input (positions, features) of at most %lld positions",
-                       (long long)desc->numbers);
+                       (long long)desc->embedding.numbers);
     GG_TRY(gg_native_op_create(desc, &position_embedding_class, sizeof(table_op), &head));
     table_op *op = (table_op *)head;
     head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;

@@ -61,9 +61,9 @@ gg_status gg_native_lrn_create(gg_device *device, const gg_op_desc *desc, gg_op 
     if (desc->inputs != 1 || !gg_shape_equal(&desc->input[0], &desc->output))
         return gg_fail(GG_ERROR_SHAPE, "local_response_norm has one input of its output's shape, not %d of %s for %s",
                        desc->inputs, gg_shape_text(&desc->input[0], in), gg_shape_text(&desc->output, given));
-    if (desc->size < 1)
+    if (desc->lrn.size < 1)
         return gg_fail(GG_ERROR_ARGUMENT, "local_response_norm: size must be at least 1, not %lld",
-                       (long long)desc->size);
+                       (long long)desc->lrn.size);
     GG_TRY(gg_native_op_create(desc, &lrn_class, sizeof(lrn_op), &head));
     lrn_op *op = (lrn_op *)head;
     const bool plain = desc->offered[0].layout == GG_LAYOUT_PLAIN;
@@ -73,11 +73,11 @@ gg_status gg_native_lrn_create(gg_device *device, const gg_op_desc *desc, gg_op 
     op->outer = plain ? desc->batch : 1;
     op->shape = (gg_lrn_shape){.channels = channels,
                                .step = (size_t)(plain ? elements : elements * gg_lanes_padded(desc->batch)),
-                               .before = desc->size / 2,
-                               .after = (desc->size - 1) / 2,
-                               .share = desc->alpha / (float)desc->size,
-                               .beta = desc->beta,
-                               .k = desc->k};
+                               .before = desc->lrn.size / 2,
+                               .after = (desc->lrn.size - 1) / 2,
+                               .share = desc->lrn.alpha / (float)desc->lrn.size,
+                               .beta = desc->lrn.beta,
+                               .k = desc->lrn.k};
     op->strips = ((int64_t)op->shape.step + GG_LRN_STRIP - 1) / GG_LRN_STRIP;
     const size_t bytes = gg_format_bytes(head->output, &desc->output, desc->batch);
     op->threads = gg_cpu_threads_for(device, bytes / sizeof(float));

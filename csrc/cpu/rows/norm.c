@@ -157,7 +157,7 @@ static void join_lanes(const norm_op *op, int64_t group, int64_t first, const no
 
 /* Saves the mean and the two variances of a group's channels. pair: those of its first block. */
 static void measure_group(const norm_op *op, int64_t group, const norm_pair *pair, const gg_op_args *args) {
-    const double values = (double)op->values, eps = (double)op->head.desc.epsilon;
+    const double values = (double)op->values, eps = (double)op->head.desc.batch_norm.epsilon;
     for (int64_t i = 0; i < channels_in(op, group); ++i) {
         const int64_t channel = group * op->period + i;
         double center, all;
@@ -171,7 +171,7 @@ static void measure_group(const norm_op *op, int64_t group, const norm_pair *pai
 /* Saves the scale and offset of a group's channels. */
 static void scale_group(const norm_op *op, int64_t group, const norm_job *job) {
     const gg_op_args *args = job->args;
-    const double eps = (double)op->head.desc.epsilon;
+    const double eps = (double)op->head.desc.batch_norm.epsilon;
     for (int64_t i = 0; i < channels_in(op, group); ++i) {
         const int64_t channel = group * op->period + i;
         double mean = (double)*saved_at(op, args, SAVED_MEAN, channel);
@@ -277,7 +277,7 @@ static void apply_part(void *context, int thread, int threads) {
 /* Parameter gradients of a group; fills slope and shift for the input gradient. */
 static void norm_gradients(const norm_op *op, int64_t group, const gg_op_args *args, const double sum[GG_LANES],
                            const double product[GG_LANES], gg_norm_lanes *lanes) {
-    const double values = (double)op->values, momentum = (double)op->head.desc.momentum;
+    const double values = (double)op->values, momentum = (double)op->head.desc.batch_norm.momentum;
     for (int64_t i = 0; i < channels_in(op, group); ++i) {
         const int64_t channel = group * op->period + i;
         const double mean = (double)*saved_at(op, args, SAVED_MEAN, channel);
@@ -451,7 +451,7 @@ gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc,
                            "batch_norm has one or two inputs of its output's shape, not %d, of %s for %s", desc->inputs,
                            gg_shape_text(&desc->input[i], in), gg_shape_text(&desc->output, given));
     const int64_t channels = desc->input[0].size[0], values = gg_shape_count(&desc->input[0]) / channels * desc->batch;
-    if (values < 2 && (desc->training || !desc->track_statistics))
+    if (values < 2 && (desc->training || !desc->batch_norm.track_statistics))
         return gg_fail(
             GG_ERROR_SHAPE,
             "in training a channel must have more than one value in a batch, but a batch of %lld sample of shape "
@@ -463,8 +463,8 @@ gg_status gg_native_batch_norm_create(gg_device *device, const gg_op_desc *desc,
     op->device = device;
     op->channels = channels;
     op->values = values;
-    op->weight = desc->affine ? 0 : -1;
-    op->mean = desc->track_statistics ? (desc->affine ? 2 : 0) : -1;
+    op->weight = desc->batch_norm.affine ? 0 : -1;
+    op->mean = desc->batch_norm.track_statistics ? (desc->batch_norm.affine ? 2 : 0) : -1;
     op->dtype = desc->offered[0].layout == GG_LAYOUT_BATCH_LAST ? GG_FLOAT32 : desc->dtype;
     if (desc->offered[0].dtype != GG_BFLOAT16) op->dtype = GG_FLOAT32;
     for (int i = 0; i < desc->inputs; ++i) head->input[i] = (gg_format){op->dtype, desc->offered[0].layout};

@@ -31,13 +31,14 @@ static gg_status check_rows(const gg_op_desc *desc) {
         return gg_fail(GG_ERROR_SHAPE, "%s has one input of its output's shape, not %d of %s for %s",
                        gg_op_kind_name(desc->kind), desc->inputs, gg_shape_text(&desc->input[0], in),
                        gg_shape_text(&desc->output, given));
-    if (desc->axis < 0 || desc->axis >= desc->output.dims)
+    const gg_layer_norm_options *norm = desc->kind == GG_OP_LAYER_NORM ? &desc->layer_norm : NULL;
+    const int64_t axis = norm != NULL ? norm->axis : desc->softmax.axis;
+    if (axis < 0 || axis >= desc->output.dims)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: axis %lld of a sample of %d axes", gg_op_kind_name(desc->kind),
-                       (long long)desc->axis, desc->output.dims);
-    if (desc->kind == GG_OP_LAYER_NORM &&
-        (desc->groups < 0 || (desc->groups > 0 && desc->output.size[0] % desc->groups)))
+                       (long long)axis, desc->output.dims);
+    if (norm != NULL && (norm->groups < 0 || (norm->groups > 0 && desc->output.size[0] % norm->groups)))
         return gg_fail(GG_ERROR_ARGUMENT, "layer_norm: groups is %lld; allowed: 0, and divisors of %lld channels",
-                       (long long)desc->groups, (long long)desc->output.size[0]);
+                       (long long)norm->groups, (long long)desc->output.size[0]);
     return GG_OK;
 }
 
@@ -47,7 +48,7 @@ static gg_status rows_create(gg_device *device, const gg_op_desc *desc, const gg
     GG_TRY(check_rows(desc));
     GG_TRY(gg_native_op_create(desc, type, sizeof(rows_op), &head));
     const gg_layout offered = desc->offered[0].layout;
-    const bool grouped = desc->kind == GG_OP_LAYER_NORM && desc->groups > 0;
+    const bool grouped = desc->kind == GG_OP_LAYER_NORM && desc->layer_norm.groups > 0;
     if (offered == GG_LAYOUT_PLAIN || (grouped && offered != GG_LAYOUT_BATCH_LAST))
         head->input[0].layout = head->output.layout = GG_LAYOUT_PLAIN;
     head->in_place = true;
@@ -93,7 +94,7 @@ static int64_t first_weight(const rows_op *op, int64_t unit) {
 /* A parameter from the unit's first weight on. */
 static const float *layer_norm_parameter(const rows_op *op, const gg_op_args *args, int place, int64_t unit) {
     const gg_op_desc *desc = &op->head.desc;
-    const bool there = desc->affine && (place == GG_PARAMETER_WEIGHT || desc->bias);
+    const bool there = desc->layer_norm.affine && (place == GG_PARAMETER_WEIGHT || desc->bias);
     return there ? args->parameter[place] + first_weight(op, unit) : NULL;
 }
 
@@ -102,7 +103,7 @@ static void row_stats(const rows_op *op, double mean, double squares, float *cen
     double square = squares / (double)op->length;
     if (op->rows.root_mean_square) square += mean * mean;
     *center = op->rows.root_mean_square ? 0 : (float)mean;
-    *inverse = (float)(1 / sqrt(square + (double)op->head.desc.epsilon));
+    *inverse = (float)(1 / sqrt(square + (double)op->head.desc.layer_norm.epsilon));
 }
 
 static void measure_row(const rows_op *op, const float *x, float *stats) {
@@ -207,7 +208,7 @@ static void lanes_backward(const rows_op *op, const rows_job *job, int64_t unit,
 static void layer_norm_backward_part(void *context, int thread, int threads) {
     const rows_job *job = context;
     const rows_op *op = job->op;
-    double *sums = op->head.desc.affine ? sums_at(op, job->args, thread) : NULL;
+    double *sums = op->head.desc.layer_norm.affine ? sums_at(op, job->args, thread) : NULL;
     float *part = sums != NULL ? part_sums_at(op, job->args, thread) : NULL;
     const size_t count = 2 * (size_t)op->rows.parameters;
     size_t begin, end, width;
@@ -231,7 +232,7 @@ static gg_status layer_norm_backward(gg_op *head, const gg_op_args *args) {
     rows_job job = {op, args};
     const size_t n = (size_t)op->rows.parameters;
     gg_parallel_run(op->threads, layer_norm_backward_part, &job);
-    for (int place = 0; head->desc.affine && place < 1 + head->desc.bias; ++place)
+    for (int place = 0; head->desc.layer_norm.affine && place < 1 + head->desc.bias; ++place)
         for (size_t i = 0; i < n; ++i) {
             double sum = 0;
             for (int thread = 0; thread < op->threads; ++thread)
@@ -253,7 +254,7 @@ gg_status gg_native_layer_norm_create(gg_device *device, const gg_op_desc *desc,
     rows_place(op, op->rows.length, 1);
     head->backward_needs_input = 1;
     head->saved_bytes = (size_t)(op->units * 2 * (op->side_by_side ? GG_LANES : 1)) * sizeof(float);
-    if (desc->training && desc->affine)
+    if (desc->training && desc->layer_norm.affine)
         head->scratch_bytes = (size_t)(op->threads * 3 * op->rows.parameters) * sizeof(double);
     *out = head;
     return GG_OK;
@@ -307,8 +308,8 @@ gg_status gg_native_softmax_create(gg_device *device, const gg_op_desc *desc, gg
     int64_t inner = 1;
     *out = NULL;
     GG_TRY(rows_create(device, desc, &softmax_class, &head));
-    for (int i = (int)desc->axis + 1; i < desc->output.dims; ++i) inner *= desc->output.size[i];
-    rows_place((rows_op *)head, desc->output.size[desc->axis], inner);
+    for (int i = (int)desc->softmax.axis + 1; i < desc->output.dims; ++i) inner *= desc->output.size[i];
+    rows_place((rows_op *)head, desc->output.size[desc->softmax.axis], inner);
     head->backward_needs_output = true;
     *out = head;
     return GG_OK;

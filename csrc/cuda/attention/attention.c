@@ -81,7 +81,7 @@ static gg_cuda_attention_args weights_args(const attention_block *b) {
                                     .queries = b->queries,
                                     .matrix = op->block * op->row,
                                     .row = op->row,
-                                    .causal = desc->causal,
+                                    .causal = desc->attention.causal,
                                     .scale = 1.0f / __builtin_sqrtf((float)op->size),
                                     .lengths = desc->inputs > 1 ? args->input[1] : NULL,
                                     .draw = {.seed = desc->seed,
@@ -292,9 +292,9 @@ gg_status gg_cuda_attention_create(gg_device *device, const gg_op_desc *desc, gg
     head->input[0].dtype = head->output.dtype = op->dtype;
     op->batch = desc->batch;
     op->positions = desc->input[0].size[0];
-    op->heads = desc->heads;
-    op->size = desc->output.size[1] / desc->heads;
-    op->all = desc->batch * desc->heads;
+    op->heads = desc->attention.heads;
+    op->size = desc->output.size[1] / desc->attention.heads;
+    op->all = desc->batch * desc->attention.heads;
     head->backward_needs_input = 1u << 0 | 1u << 1;
     choose_blocks(op);
     GG_TRY_CLEANUP(create_products(op, op->block, op->product[WHOLE]));

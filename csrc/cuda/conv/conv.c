@@ -242,13 +242,13 @@ static int math_of(const conv_op *op) {
 
 static gg_status describe_convolution(conv_op *op, gg_pass pass) {
     const gg_cuda_api *api = op->device->api;
-    const gg_window *w = &op->head.desc.window;
+    const gg_window *w = &op->head.desc.conv.window;
     gg_cudnn_convolution *made = &op->convolution[pass];
     GG_CUDNN_TRY(api, cudnnCreateConvolutionDescriptor, (made));
     GG_CUDNN_TRY(api, cudnnSetConvolution2dDescriptor,
                  (*made, (int)w->padding[0], (int)w->padding[1], (int)w->stride[0], (int)w->stride[1],
                   (int)w->dilation[0], (int)w->dilation[1], GG_CUDNN_CROSS_CORRELATION, GG_CUDNN_DATA_FLOAT));
-    GG_CUDNN_TRY(api, cudnnSetConvolutionGroupCount, (*made, (int)op->head.desc.groups));
+    GG_CUDNN_TRY(api, cudnnSetConvolutionGroupCount, (*made, (int)op->head.desc.conv.groups));
     GG_CUDNN_TRY(api, cudnnSetConvolutionMathType, (*made, math_of(op)));
     return GG_OK;
 }
@@ -263,7 +263,7 @@ static gg_status describe(conv_op *op) {
     GG_CUDNN_TRY(api, cudnnCreateFilterDescriptor, (&op->filter));
     GG_CUDNN_TRY(api, cudnnSetFilter4dDescriptor,
                  (op->filter, is_narrow(op) ? GG_CUDNN_DATA_BFLOAT16 : GG_CUDNN_DATA_FLOAT, order, (int)op->outputs,
-                  (int)op->inputs, (int)desc->window.kernel[0], (int)desc->window.kernel[1]));
+                  (int)op->inputs, (int)desc->conv.window.kernel[0], (int)desc->conv.window.kernel[1]));
     for (int pass = 0; pass < GG_PASS_COUNT; ++pass) GG_TRY(describe_convolution(op, (gg_pass)pass));
     return GG_OK;
 }
@@ -389,13 +389,13 @@ static gg_status choose_algorithm(conv_op *op, gg_pass pass) {
 
 static gg_status check_conv(const gg_op_desc *desc) {
     const gg_shape *in = &desc->input[0], *out = &desc->output;
-    if (desc->inputs != 1 || in->dims != 3 || out->dims != 3 || desc->groups < 1 || in->size[0] % desc->groups != 0 ||
-        out->size[0] % desc->groups != 0)
+    if (desc->inputs != 1 || in->dims != 3 || out->dims != 3 || desc->conv.groups < 1 ||
+        in->size[0] % desc->conv.groups != 0 || out->size[0] % desc->conv.groups != 0)
         return gg_fail(GG_ERROR_SHAPE,
                        "conv2d maps one image (C, H, W) to another; %lld groups divide both channel counts",
-                       (long long)desc->groups);
+                       (long long)desc->conv.groups);
     for (int a = 0; a < 2; ++a)
-        if (gg_window_output(&desc->window, a, in->size[1 + a], false) != out->size[1 + a])
+        if (gg_window_output(&desc->conv.window, a, in->size[1 + a], false) != out->size[1 + a])
             return gg_fail(GG_ERROR_SHAPE, "conv2d: windows over %lld elements do not give %lld outputs",
                            (long long)in->size[1 + a], (long long)out->size[1 + a]);
     if (desc->algorithm != GG_ALGORITHM_DIRECT && desc->algorithm != GG_ALGORITHM_TILED &&
@@ -412,8 +412,8 @@ static gg_status check_conv(const gg_op_desc *desc) {
 static void place_weights(conv_op *op) {
     const gg_op_desc *desc = &op->head.desc;
     op->outputs = desc->output.size[0];
-    op->inputs = desc->input[0].size[0] / desc->groups;
-    op->taps = desc->window.kernel[0] * desc->window.kernel[1];
+    op->inputs = desc->input[0].size[0] / desc->conv.groups;
+    op->taps = desc->conv.window.kernel[0] * desc->conv.window.kernel[1];
     const size_t size = gg_dtype_size(op->head.output.dtype);
     const bool turned = op->head.output.layout == GG_LAYOUT_NHWC && op->inputs > 1 && op->taps > 1;
     if (turned || is_narrow(op)) op->weight_bytes = aligned((size_t)(op->outputs * op->inputs * op->taps) * size);

@@ -76,7 +76,7 @@ static const gg_op_class tiled_class = {.prepare = tiled_prepare,
                                         .destroy = gg_cuda_op_free};
 
 static gg_cuda_tiled_shape shape_of(const gg_op_desc *desc) {
-    const gg_window *w = &desc->window;
+    const gg_window *w = &desc->conv.window;
     gg_cuda_tiled_shape shape = {
         .batch = desc->batch, .channels = (int)desc->input[0].size[0], .filters = (int)desc->output.size[0]};
     for (int a = 0; a < 2; ++a) {
@@ -123,7 +123,7 @@ gg_status gg_cuda_tiled_conv2d_create(gg_device *device, const gg_op_desc *desc,
     head->input[0] = head->output = (gg_format){GG_FLOAT32, GG_LAYOUT_NHWC};
     head->backward_needs_input = gg_op_has_pass(desc, GG_PASS_WEIGHTS);
     head->backward_needs_output = gg_op_has_pass(desc, GG_PASS_WEIGHTS) && desc->activation == GG_ACTIVATION_RELU;
-    if (!op->device->fast || desc->dtype != GG_FLOAT32 || desc->groups != 1)
+    if (!op->device->fast || desc->dtype != GG_FLOAT32 || desc->conv.groups != 1)
         GG_FAIL_CLEANUP(GG_ERROR_UNSUPPORTED,
                         "conv2d on a GPU: the algorithm 'tiled' is for precision \"fast\" and one group, in float32");
     for (int pass = 0; pass < GG_PASS_COUNT; ++pass) {

@@ -270,7 +270,7 @@ void gg_cuda_rearrange(gg_cuda_stream stream, const gg_op_desc *desc, gg_dtype d
     int64_t *const view = gather ? c.from_step : c.to_step, *const other = gather ? c.to_step : c.from_step;
     for (int i = dims - 1; i >= 0; --i) {
         c.size[1 + i] = dense->size[i];
-        view[1 + i] = distance[desc->kind == GG_OP_PERMUTE ? desc->order[i] : i];
+        view[1 + i] = distance[desc->kind == GG_OP_PERMUTE ? desc->order.size[i] : i];
         other[1 + i] = dense_step;
         dense_step *= dense->size[i];
     }

@@ -22,7 +22,7 @@ static const gg_op_class pool_class = {
 
 static gg_status check_pool_axis(const gg_op_desc *desc, int a) {
     static const char *const axes[2] = {"height", "width"};
-    const gg_window *w = &desc->window;
+    const gg_window *w = &desc->pool;
     const char *name = gg_op_kind_name(desc->kind);
     const int64_t in = desc->input[0].size[1 + a], outputs = desc->output.size[1 + a];
     if (w->kernel[a] < 1 || w->stride[a] < 1 || w->dilation[a] < 1 || w->padding[a] < 0 || w->kernel[a] > 32768 ||

@@ -18,7 +18,7 @@ struct pool_shape {
 };
 
 static pool_shape pool_shape_of(const gg_op_desc *desc, gg_layout layout) {
-    const gg_window *w = &desc->window;
+    const gg_window *w = &desc->pool;
     const int64_t channels = desc->input[0].size[0];
     pool_shape s = {};
     s.adaptive = desc->kind == GG_OP_ADAPTIVE_AVG_POOL2D;

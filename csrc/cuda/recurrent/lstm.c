@@ -90,7 +90,7 @@ static void *reserve_of(const lstm_op *op, const gg_op_args *args, const lstm_ru
 
 /* Initial states (0) or cells (1) of a run; NULL means zeros. */
 static const void *begin_of(const lstm_op *op, const gg_op_args *args, const lstm_run *run, int which) {
-    if (!op->head.desc.stateful) return NULL;
+    if (!op->head.desc.lstm.stateful) return NULL;
     return base_of(op, args) + op->begin_at[which] + bytes_of(op, state_values(op, run->first));
 }
 
@@ -152,7 +152,7 @@ static gg_cuda_lstm_state_args all_states(const lstm_op *op, const gg_op_args *a
 static void begin_states(const lstm_op *op, const gg_op_args *args) {
     const gg_cuda_lstm_state_args begin = all_states(op, args, base_of(op, args), op->begin_at);
     void *const all[2] = {begin.states, begin.cells};
-    if (!op->head.desc.stateful) return;
+    if (!op->head.desc.lstm.stateful) return;
     if (args->carried != NULL) gg_cuda_lstm_begin(gg_cuda_compute(op->device), &begin);
     else
         for (int i = 0; i < 2; ++i)
@@ -162,11 +162,11 @@ static void begin_states(const lstm_op *op, const gg_op_args *args) {
 
 static void end_states(const lstm_op *op, const gg_op_args *args) {
     const gg_cuda_lstm_state_args end = all_states(op, args, args->scratch, op->end_at);
-    if (op->head.desc.stateful && args->carried != NULL) gg_cuda_lstm_end(gg_cuda_compute(op->device), &end);
+    if (op->head.desc.lstm.stateful && args->carried != NULL) gg_cuda_lstm_end(gg_cuda_compute(op->device), &end);
 }
 
 static gg_status run_forward(lstm_op *op, const gg_op_args *args, const lstm_run *run) {
-    const bool ends = op->head.desc.stateful && args->carried != NULL;
+    const bool ends = op->head.desc.lstm.stateful && args->carried != NULL;
     const size_t state_at = bytes_of(op, state_values(op, run->first));
     char *scratch = args->scratch;
     void *end[2] = {NULL, NULL};
@@ -387,7 +387,7 @@ static void lay_out(lstm_op *op) {
     const size_t state_bytes = bytes_of(op, state_values(op, op->layers));
     const size_t output_bytes = bytes_of(op, op->batch * op->positions * op->hidden);
     size_t saved = 0, forward = 0, backward = 0, work = 0;
-    for (int i = 0; i < 2 && desc->stateful; ++i) op->begin_at[i] = add_bytes(&saved, state_bytes);
+    for (int i = 0; i < 2 && desc->lstm.stateful; ++i) op->begin_at[i] = add_bytes(&saved, state_bytes);
     for (int r = 0; r < op->runs; ++r) {
         lstm_run *run = &op->run[r];
         if (!is_last(op, run)) {
@@ -399,7 +399,7 @@ static void lay_out(lstm_op *op) {
     }
     if (desc->training) op->head.saved_bytes = saved;
     else forward = saved;
-    for (int i = 0; i < 2 && desc->stateful; ++i) op->end_at[i] = add_bytes(&forward, state_bytes);
+    for (int i = 0; i < 2 && desc->lstm.stateful; ++i) op->end_at[i] = add_bytes(&forward, state_bytes);
     if (desc->training) {
         op->gradients_at = add_bytes(&backward, gg_cuda_workspace_room(op->weights_bytes));
         for (int i = 0; i < 2 && op->runs > 1; ++i) op->error_at[i] = add_bytes(&backward, output_bytes);
@@ -413,7 +413,7 @@ static void lay_out(lstm_op *op) {
 
 static gg_status make_runs(lstm_op *op) {
     const gg_op_desc *desc = &op->head.desc;
-    const bool drops = desc->training && desc->probability > 0 && desc->layers > 1;
+    const bool drops = desc->training && desc->probability > 0 && desc->lstm.layers > 1;
     op->runs = drops ? (int)op->layers : 1;
     GG_TRY(gg_calloc((size_t)op->runs, sizeof *op->run, "the layers of an LSTM", &op->run));
     for (int r = 0; r < op->runs; ++r)
@@ -465,7 +465,7 @@ static gg_status create_by_dnn(gg_device *device, const gg_op_desc *desc, bool *
     op->positions = desc->input[0].size[0];
     op->inputs = desc->input[0].size[1];
     op->hidden = desc->output.size[1];
-    op->layers = desc->layers;
+    op->layers = desc->lstm.layers;
     const int64_t widest = op->inputs > 4 * op->hidden ? op->inputs : 4 * op->hidden;
     op->refused = op->batch > INT_MAX / widest / op->positions || op->batch > INT_MAX / op->hidden / op->layers;
     if (op->refused)

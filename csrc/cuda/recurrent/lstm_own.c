@@ -116,7 +116,7 @@ static gg_cuda_lstm_args cells_args(const lstm_layer *l, int64_t t) {
 /* ------------------------------------------------------------------------------------------ forward */
 
 static float *carried_of(const lstm_layer *l) {
-    const bool carries = l->args->carried != NULL && l->op->head.desc.stateful;
+    const bool carries = l->args->carried != NULL && l->op->head.desc.lstm.stateful;
     return carries ? l->args->carried + l->number * 2 * l->op->hidden : NULL;
 }
 
@@ -387,8 +387,8 @@ gg_status gg_cuda_own_lstm_create(gg_device *device, const gg_op_desc *desc, gg_
     op->positions = desc->input[0].size[0];
     op->inputs = desc->input[0].size[1];
     op->hidden = desc->output.size[1];
-    op->layers = desc->layers;
-    op->drops = desc->training && desc->probability > 0 && desc->layers > 1;
+    op->layers = desc->lstm.layers;
+    op->drops = desc->training && desc->probability > 0 && desc->lstm.layers > 1;
     op->steps = gg_cuda_own_lstm_steps(device, desc);
     GG_TRY_CLEANUP(create_input_products(op, FIRST, op->inputs, desc->input_grad));
     if (op->layers > 1) GG_TRY_CLEANUP(create_input_products(op, OTHERS, op->hidden, true));

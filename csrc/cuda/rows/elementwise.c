@@ -5,11 +5,11 @@
 /* ------------------------------------------------------------------------------------------ activations */
 
 static gg_cuda_activation_args activation_args(const gg_op *head) {
-    return (gg_cuda_activation_args){.dtype = head->output.dtype,
-                                     .kind = head->desc.kind,
-                                     .slope = head->desc.slope,
-                                     .tanh_form = head->desc.tanh_form,
-                                     .n = ((const gg_cuda_element_op *)head)->n};
+    gg_cuda_activation_args own = {
+        .dtype = head->output.dtype, .kind = head->desc.kind, .n = ((const gg_cuda_element_op *)head)->n};
+    if (own.kind == GG_OP_LEAKY_RELU) own.slope = head->desc.leaky_relu.slope;
+    if (own.kind == GG_OP_GELU) own.tanh_form = head->desc.gelu.tanh_form;
+    return own;
 }
 
 static gg_status activation_forward(gg_op *head, const gg_op_args *args) {
@@ -37,7 +37,7 @@ gg_status gg_cuda_activation_create(gg_device *device, const gg_op_desc *desc, g
     *out = NULL;
     GG_TRY(gg_cuda_check_same_shapes(desc));
     GG_TRY(gg_cuda_element_create(device, desc, &activation_class, GG_CUDA_BFLOAT16 | GG_CUDA_NHWC, out));
-    const bool by_input = desc->kind == GG_OP_GELU || (desc->kind == GG_OP_LEAKY_RELU && desc->slope < 0);
+    const bool by_input = desc->kind == GG_OP_GELU || (desc->kind == GG_OP_LEAKY_RELU && desc->leaky_relu.slope < 0);
     (*out)->in_place = true;
     (*out)->backward_needs_output = !by_input;
     (*out)->backward_needs_input = by_input;

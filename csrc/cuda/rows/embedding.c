@@ -6,7 +6,7 @@ static gg_cuda_embedding_args embedding_args(const gg_op *head, const gg_op_args
     const gg_cuda_element_op *op = (const gg_cuda_element_op *)head;
     return (gg_cuda_embedding_args){.tokens = op->outer,
                                     .features = op->inner,
-                                    .numbers = head->desc.numbers,
+                                    .numbers = head->desc.embedding.numbers,
                                     .dtype = head->output.dtype,
                                     .token = args->input[0],
                                     .scratch = args->scratch};
@@ -19,7 +19,7 @@ static gg_status embedding_forward(gg_op *head, const gg_op_args *args) {
     own.output = args->output;
     own.bad = gg_cuda_bad(op->device, GG_CUDA_BAD_TOKEN);
     gg_cuda_embedding(gg_cuda_element_stream(head), &own);
-    gg_cuda_explain_bad(op->device, GG_CUDA_BAD_TOKEN, op->channels, head->desc.numbers);
+    gg_cuda_explain_bad(op->device, GG_CUDA_BAD_TOKEN, op->channels, head->desc.embedding.numbers);
     return gg_cuda_element_done(head);
 }
 
@@ -37,10 +37,10 @@ static const gg_op_class embedding_class = {
 gg_status gg_cuda_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_op *head = NULL;
     *out = NULL;
-    if (desc->inputs != 1 || desc->numbers < 1)
+    if (desc->inputs != 1 || desc->embedding.numbers < 1)
         return gg_fail(GG_ERROR_ARGUMENT,
                        "an embedding has one int32 input and at least one row, not %d inputs and %lld rows",
-                       desc->inputs, (long long)desc->numbers);
+                       desc->inputs, (long long)desc->embedding.numbers);
     const int64_t positions = gg_shape_count(&desc->input[0]), tokens = desc->batch * positions;
     if (tokens > INT32_MAX)
         return gg_fail(GG_ERROR_UNSUPPORTED, "embedding: a batch of %lld tokens; allowed are %d", (long long)tokens,
@@ -63,7 +63,7 @@ static gg_cuda_position_embedding_args position_args(const gg_op *head) {
     return (gg_cuda_position_embedding_args){.samples = head->desc.batch,
                                              .positions = head->desc.input[0].size[0],
                                              .features = head->desc.input[0].size[1],
-                                             .numbers = head->desc.numbers,
+                                             .numbers = head->desc.embedding.numbers,
                                              .dtype = head->output.dtype};
 }
 
@@ -96,10 +96,10 @@ static const gg_op_class position_embedding_class = {.forward = position_embeddi
 
 gg_status gg_cuda_position_embedding_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     *out = NULL;
-    if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->numbers < desc->input[0].size[0])
+    if (desc->inputs != 1 || desc->input[0].dims != 2 || desc->embedding.numbers < desc->input[0].size[0])
         return gg_fail(GG_ERROR_SHAPE,
                        "positions are added to one input (positions, features) of at most %lld positions",
-                       (long long)desc->numbers);
+                       (long long)desc->embedding.numbers);
     GG_TRY(gg_cuda_element_create(device, desc, &position_embedding_class, GG_CUDA_BFLOAT16, out));
     (*out)->in_place = true;
     return GG_OK;

@@ -1,6 +1,4 @@
 /* Element-wise functions of one input, any shape. */
-#include <math.h>
-
 #include "nn/layer.h"
 
 static gg_status activation_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
@@ -19,29 +17,24 @@ const gg_layer_type gg_layer_tanh = {
 const gg_layer_type gg_layer_sigmoid = {
     .name = "sigmoid", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_SIGMOID, .infer = activation_infer};
 
-static gg_status leaky_relu_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    if (!isfinite(desc->slope)) return gg_fail(GG_ERROR_ARGUMENT, "negative_slope must be finite, got %g", desc->slope);
-    return activation_infer(desc, inputs, input, out);
-}
-
-static void leaky_relu_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->slope = desc->slope; }
+static const gg_option leaky_relu_options[] = {
+    GG_LAYER_NUMBER("negative_slope", FLOAT, leaky_relu.slope, 0, GG_FINITE(-FLT_MAX)), {.name = NULL}};
+static const gg_option gelu_options[] = {GG_LAYER_FLAG("tanh_form", gelu.tanh_form, false), {.name = NULL}};
 
 const gg_layer_type gg_layer_leaky_relu = {
     .name = "leaky_relu",
+    .options = leaky_relu_options,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_LEAKY_RELU,
-    .infer = leaky_relu_infer,
-    .describe = leaky_relu_describe,
+    .infer = activation_infer,
 };
-
-static void gelu_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->tanh_form = desc->tanh_form; }
 
 const gg_layer_type gg_layer_gelu = {
     .name = "gelu",
+    .options = gelu_options,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_GELU,
     .infer = activation_infer,
-    .describe = gelu_describe,
 };

@@ -1,6 +1,9 @@
 /* Average pooling to a given size: (C, H, W) -> (C, H', W'). */
 #include "nn/layer.h"
 
+static const gg_option options[] = {GG_LAYER_PAIR("output_size", output_size, 0, GG_FROM_TO(0, GG_MAX_WINDOW)),
+                                    {.name = NULL}};
+
 static gg_status adaptive_pool2d_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input,
                                        gg_shape *out) {
     char text[GG_SHAPE_TEXT];
@@ -10,9 +13,6 @@ static gg_status adaptive_pool2d_infer(const gg_layer_desc *desc, int inputs, co
                        gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
     *out = input[0]->shape;
     for (int i = 0; i < 2; i++) {
-        if (desc->output_size[i] < 0 || desc->output_size[i] > GG_MAX_WINDOW)
-            return gg_fail(GG_ERROR_ARGUMENT, "output_size must be 1 to %lld, got %lld (%s)", (long long)GG_MAX_WINDOW,
-                           (long long)desc->output_size[i], i == 0 ? "height" : "width");
         if (desc->output_size[i] > 0) out->size[1 + i] = desc->output_size[i];
     }
     return GG_OK;
@@ -27,11 +27,12 @@ static void adaptive_pool2d_describe(const gg_layer_desc *desc, gg_op_desc *out)
         window.kernel[i] = window.stride[i] = out->input[0].size[1 + i] / out->output.size[1 + i];
     }
     out->kind = GG_OP_AVG_POOL2D;
-    out->window = window;
+    out->pool = window;
 }
 
 const gg_layer_type gg_layer_adaptive_avg_pool2d = {
     .name = "adaptive_avg_pool2d",
+    .options = options,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_ADAPTIVE_AVG_POOL2D,

@@ -1,19 +1,26 @@
 /* Attention over packed queries, keys and values: (T, 3C) -> (T, C). A second input has each sample's length. */
 #include "nn/layer.h"
 
+#define ATTENTION_OPTIONS                                                                                              \
+    GG_LAYER_NUMBER("heads", INT64, attention.heads, 0, GG_FROM_TO(1, GG_MAX_WINDOW)),                                 \
+        GG_LAYER_FLAG("causal", attention.causal, false), GG_LAYER_PROBABILITY
+static const gg_option attention_options[] = {ATTENTION_OPTIONS, {.name = NULL}};
+static const gg_option multi_head_options[] = {
+    ATTENTION_OPTIONS,
+    GG_LAYER_OUTPUTS,
+    GG_LAYER_BIAS,
+    GG_LAYER_NUMBER("head_size", INT64, attention.head_size, 0, GG_FROM_TO(0, GG_MAX_WINDOW)),
+    {.name = NULL}};
+
 static gg_status attention_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
     const gg_shape *shape = &input[0]->shape;
-    if (desc->heads < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "heads must be at least 1, got %lld", (long long)desc->heads);
-    if (!(desc->probability >= 0 && desc->probability < 1))
-        return gg_fail(GG_ERROR_ARGUMENT, "probability must be at least 0 and less than 1, got %g", desc->probability);
-    if (shape->dims != 2 || desc->heads > shape->size[1] || shape->size[1] % (3 * desc->heads) != 0)
+    if (shape->dims != 2 || desc->attention.heads > shape->size[1] || shape->size[1] % (3 * desc->attention.heads) != 0)
         return gg_fail(
             GG_ERROR_SHAPE,
             "input must be (positions, features), with queries, keys and values side by side, each divisible by the "
             "%lld heads, got %s from '%s'",
-            (long long)desc->heads, gg_shape_text(shape, text), input[0]->desc.name);
+            (long long)desc->attention.heads, gg_shape_text(shape, text), input[0]->desc.name);
     if (inputs == 2 && gg_shape_count(&input[1]->shape) != 1)
         return gg_fail(GG_ERROR_SHAPE, "lengths must be one number a sample, got %s from '%s'",
                        gg_shape_text(&input[1]->shape, text), input[1]->desc.name);
@@ -23,7 +30,7 @@ static gg_status attention_infer(const gg_layer_desc *desc, int inputs, const gg
 
 /* Of all heads. */
 static int64_t inner_features(const gg_layer_desc *desc) {
-    return desc->head_size > 0 ? desc->heads * desc->head_size : desc->outputs;
+    return desc->attention.head_size > 0 ? desc->attention.heads * desc->attention.head_size : desc->outputs;
 }
 
 static gg_status multi_head_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
@@ -34,14 +41,7 @@ static gg_status multi_head_infer(const gg_layer_desc *desc, int inputs, const g
     if (packed.shape.dims != 2 || packed.shape.size[1] != desc->outputs)
         return gg_fail(GG_ERROR_SHAPE, "input must be (positions, %lld), got %s from '%s'", (long long)desc->outputs,
                        gg_shape_text(&packed.shape, text), packed.desc.name);
-    if (desc->heads < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "heads must be at least 1, got %lld", (long long)desc->heads);
-    if (desc->head_size < 0 || desc->head_size > GG_MAX_WINDOW)
-        return gg_fail(GG_ERROR_ARGUMENT,
-                       "head_size must be 1 to %lld, or 0 for the features divided by the heads, got %lld",
-                       (long long)GG_MAX_WINDOW, (long long)desc->head_size);
-    if (desc->outputs > GG_MAX_SAMPLE / 3 / desc->outputs || desc->heads > GG_MAX_WINDOW ||
-        inner_features(desc) > GG_MAX_SAMPLE / 3 / desc->outputs)
+    if (desc->outputs > GG_MAX_SAMPLE / 3 / desc->outputs || inner_features(desc) > GG_MAX_SAMPLE / 3 / desc->outputs)
         return gg_fail(GG_ERROR_SHAPE, "%lld features make a weight of too many values (at most %lld)",
                        (long long)desc->outputs, (long long)GG_MAX_SAMPLE);
     packed.shape.size[1] = 3 * inner_features(desc);
@@ -84,12 +84,8 @@ static int64_t attention_macs(const gg_node *node, const gg_shape *input) {
     return 2 * node->shape.size[0] * node->shape.size[0] * node->shape.size[1];
 }
 
-static void attention_describe(const gg_layer_desc *desc, gg_op_desc *out) {
-    out->heads = desc->heads;
-    out->head_size = desc->kind == GG_LAYER_MULTI_HEAD ? inner_features(desc) / desc->heads : 0;
-    out->causal = desc->causal;
-    out->probability = desc->probability;
-    out->bias = desc->bias;
+static void multi_head_describe(const gg_layer_desc *desc, gg_op_desc *out) {
+    out->attention.head_size = inner_features(desc) / desc->attention.heads;
 }
 
 static gg_integers attention_lengths(const gg_node *node, int input) {
@@ -98,6 +94,7 @@ static gg_integers attention_lengths(const gg_node *node, int input) {
 
 const gg_layer_type gg_layer_attention = {
     .name = "attention",
+    .options = attention_options,
     .family = GG_FAMILY_LINEAR,
     .least_inputs = 1,
     .most_inputs = 2,
@@ -106,11 +103,11 @@ const gg_layer_type gg_layer_attention = {
     .infer = attention_infer,
     .integers = attention_lengths,
     .macs = attention_macs,
-    .describe = attention_describe,
 };
 
 const gg_layer_type gg_layer_multi_head = {
     .name = "multi_head",
+    .options = multi_head_options,
     .family = GG_FAMILY_LINEAR,
     .least_inputs = 1,
     .most_inputs = 2,
@@ -120,5 +117,5 @@ const gg_layer_type gg_layer_multi_head = {
     .integers = attention_lengths,
     .parameters = multi_head_parameters,
     .macs = multi_head_macs,
-    .describe = attention_describe,
+    .describe = multi_head_describe,
 };

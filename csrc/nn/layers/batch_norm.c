@@ -1,8 +1,13 @@
 /* Batch normalisation over the first axis: (C), (C, L) or (C, H, W), in PyTorch's forms. */
-#include <math.h>
 #include <string.h>
 
 #include "nn/layer.h"
+
+static const gg_option options[] = {GG_LAYER_NUMBER("eps", FLOAT, batch_norm.epsilon, 0, GG_FINITE(0)),
+                                    GG_LAYER_NUMBER("momentum", FLOAT, batch_norm.momentum, 0, GG_FROM_TO(0, 1)),
+                                    GG_LAYER_FLAG("affine", batch_norm.affine, false),
+                                    GG_LAYER_FLAG("track_running_stats", batch_norm.track_statistics, false),
+                                    {.name = NULL}};
 
 static gg_status batch_norm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
@@ -14,10 +19,6 @@ static gg_status batch_norm_infer(const gg_layer_desc *desc, int inputs, const g
     if (desc->kind == GG_LAYER_BATCH_NORM1D && shape->dims != 1 && shape->dims != 2)
         return gg_fail(GG_ERROR_SHAPE, "input must be (channels) or (channels, length), got %s from '%s'",
                        gg_shape_text(shape, text), input[0]->desc.name);
-    if (!(desc->epsilon >= 0) || !isfinite(desc->epsilon))
-        return gg_fail(GG_ERROR_ARGUMENT, "eps must be at least 0, got %g", desc->epsilon);
-    if (!(desc->momentum >= 0 && desc->momentum <= 1))
-        return gg_fail(GG_ERROR_ARGUMENT, "momentum must be 0 to 1, got %g", desc->momentum);
     *out = *shape;
     return GG_OK;
 }
@@ -36,14 +37,14 @@ static int batch_norm_parameters(const gg_node *node, const gg_shape *input, gg_
     const gg_layer_desc *desc = &node->desc;
     const int64_t channels = input->size[0];
     int count = 0;
-    if (desc->affine) {
+    if (desc->batch_norm.affine) {
         if (out != NULL) {
             out[count] = batch_norm_parameter(".weight", GG_ROLE_SCALE, channels, 1);
             out[count + 1] = batch_norm_parameter(".bias", GG_ROLE_SHIFT, channels, 0);
         }
         count += 2;
     }
-    if (desc->track_statistics) {
+    if (desc->batch_norm.track_statistics) {
         if (out != NULL) {
             out[count] = batch_norm_parameter(".running_mean", GG_ROLE_STATISTIC, channels, 0);
             out[count + 1] = batch_norm_parameter(".running_var", GG_ROLE_STATISTIC, channels, 1);
@@ -53,29 +54,22 @@ static int batch_norm_parameters(const gg_node *node, const gg_shape *input, gg_
     return count;
 }
 
-static void batch_norm_describe(const gg_layer_desc *desc, gg_op_desc *out) {
-    out->epsilon = desc->epsilon;
-    out->momentum = desc->momentum;
-    out->affine = desc->affine;
-    out->track_statistics = desc->track_statistics;
-}
-
 const gg_layer_type gg_layer_batch_norm1d = {
     .name = "batch_norm1d",
+    .options = options,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_BATCH_NORM,
     .infer = batch_norm_infer,
     .parameters = batch_norm_parameters,
-    .describe = batch_norm_describe,
 };
 
 const gg_layer_type gg_layer_batch_norm2d = {
     .name = "batch_norm2d",
+    .options = options,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_BATCH_NORM,
     .infer = batch_norm_infer,
     .parameters = batch_norm_parameters,
-    .describe = batch_norm_describe,
 };

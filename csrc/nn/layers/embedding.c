@@ -4,12 +4,15 @@
 
 #include "nn/layer.h"
 
+static const gg_option embedding_options[] = {
+    GG_LAYER_OUTPUTS,
+    GG_LAYER_NUMBER("numbers", INT64, embedding.numbers, 0, GG_FROM_TO(1, INT32_MAX)),
+    {.name = NULL}};
+static const gg_option position_options[] = {
+    GG_LAYER_NUMBER("numbers", INT64, embedding.numbers, 0, GG_FROM_TO(0, INT32_MAX)), {.name = NULL}};
+
 static gg_status check_table(const gg_init *init, int64_t numbers, int64_t features) {
     GG_TRY(gg_init_check(init, "weight_init"));
-    if (numbers < 1 || numbers > INT32_MAX)
-        return gg_fail(GG_ERROR_ARGUMENT, "numbers must be 1 to %d, got %lld", INT32_MAX, (long long)numbers);
-    if (features < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "output features must be at least 1, got %lld", (long long)features);
     if (features > GG_MAX_SAMPLE / numbers)
         return gg_fail(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)", (long long)numbers,
                        (long long)features, (long long)GG_MAX_SAMPLE);
@@ -29,7 +32,7 @@ static int table_of(const gg_layer_desc *desc, int64_t numbers, int64_t features
 static gg_status embedding_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
     (void)inputs;
-    GG_TRY(check_table(&desc->weight_init, desc->numbers, desc->outputs));
+    GG_TRY(check_table(&desc->weight_init, desc->embedding.numbers, desc->outputs));
     *out = input[0]->shape;
     if (out->dims == GG_MAX_DIMS)
         return gg_fail(GG_ERROR_SHAPE, "input must have at most %d axes, got %s from '%s'", GG_MAX_DIMS - 1,
@@ -40,18 +43,16 @@ static gg_status embedding_infer(const gg_layer_desc *desc, int inputs, const gg
 
 static int embedding_parameters(const gg_node *node, const gg_shape *input, gg_tensor_desc *out) {
     (void)input;
-    return table_of(&node->desc, node->desc.numbers, node->desc.outputs, out);
+    return table_of(&node->desc, node->desc.embedding.numbers, node->desc.outputs, out);
 }
 
 static gg_integers embedding_tokens(const gg_node *node, int input) {
     (void)input;
-    return (gg_integers){0, node->desc.numbers};
+    return (gg_integers){0, node->desc.embedding.numbers};
 }
 
-static void embedding_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->numbers = desc->numbers; }
-
 static int64_t rows_of_positions(const gg_layer_desc *desc, const gg_shape *input) {
-    return desc->numbers > 0 ? desc->numbers : input->size[0];
+    return desc->embedding.numbers > 0 ? desc->embedding.numbers : input->size[0];
 }
 
 static gg_status position_embedding_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input,
@@ -75,11 +76,12 @@ static int position_embedding_parameters(const gg_node *node, const gg_shape *in
 }
 
 static void position_embedding_describe(const gg_layer_desc *desc, gg_op_desc *out) {
-    out->numbers = rows_of_positions(desc, &out->input[0]);
+    out->embedding.numbers = rows_of_positions(desc, &out->input[0]);
 }
 
 const gg_layer_type gg_layer_embedding = {
     .name = "embedding",
+    .options = embedding_options,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_EMBEDDING,
@@ -87,11 +89,11 @@ const gg_layer_type gg_layer_embedding = {
     .infer = embedding_infer,
     .integers = embedding_tokens,
     .parameters = embedding_parameters,
-    .describe = embedding_describe,
 };
 
 const gg_layer_type gg_layer_position_embedding = {
     .name = "position_embedding",
+    .options = position_options,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_POSITION_EMBEDDING,

@@ -1,6 +1,8 @@
 /* Fully connected, over the last axis: (..., I) -> (..., O), weight (O, I). */
 #include "nn/layer.h"
 
+static const gg_option options[] = {GG_LAYER_OUTPUTS, GG_LAYER_BIAS, {.name = NULL}};
+
 static int64_t last_size(const gg_shape *shape) { return shape->size[shape->dims - 1]; }
 
 static gg_status linear_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
@@ -8,8 +10,6 @@ static gg_status linear_infer(const gg_layer_desc *desc, int inputs, const gg_no
     const int64_t features = last_size(&input[0]->shape);
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
-    if (desc->outputs < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "output features must be at least 1, got %lld", (long long)desc->outputs);
     if (desc->outputs > GG_MAX_SAMPLE / features)
         return gg_fail(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)",
                        (long long)desc->outputs, (long long)features, (long long)GG_MAX_SAMPLE);
@@ -27,10 +27,9 @@ static int64_t linear_macs(const gg_node *node, const gg_shape *input) {
     return node->desc.outputs * gg_shape_count(input);
 }
 
-static void linear_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->bias = desc->bias; }
-
 const gg_layer_type gg_layer_linear = {
     .name = "linear",
+    .options = options,
     .family = GG_FAMILY_LINEAR,
     .least_inputs = 1,
     .most_inputs = 1,
@@ -38,5 +37,4 @@ const gg_layer_type gg_layer_linear = {
     .infer = linear_infer,
     .parameters = linear_parameters,
     .macs = linear_macs,
-    .describe = linear_describe,
 };

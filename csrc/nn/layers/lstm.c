@@ -4,7 +4,12 @@
 
 #include "nn/layer.h"
 
-#define MAX_LAYERS 64
+static const gg_option options[] = {GG_LAYER_OUTPUTS,
+                                    GG_LAYER_BIAS,
+                                    GG_LAYER_PROBABILITY,
+                                    GG_LAYER_NUMBER("layers", INT64, lstm.layers, 0, GG_FROM_TO(1, 64)),
+                                    GG_LAYER_FLAG("stateful", lstm.stateful, false),
+                                    {.name = NULL}};
 
 static gg_status lstm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
@@ -12,12 +17,6 @@ static gg_status lstm_infer(const gg_layer_desc *desc, int inputs, const gg_node
     (void)inputs;
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
-    if (desc->layers < 1 || desc->layers > MAX_LAYERS)
-        return gg_fail(GG_ERROR_ARGUMENT, "layers must be 1 to %d, got %lld", MAX_LAYERS, (long long)desc->layers);
-    if (desc->outputs < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "hidden units must be at least 1, got %lld", (long long)desc->outputs);
-    if (!(desc->probability >= 0 && desc->probability < 1))
-        return gg_fail(GG_ERROR_ARGUMENT, "probability must be at least 0 and less than 1, got %g", desc->probability);
     if (shape->dims != 2)
         return gg_fail(GG_ERROR_SHAPE, "input must be (positions, features), got %s from '%s'",
                        gg_shape_text(shape, text), input[0]->desc.name);
@@ -33,7 +32,7 @@ static int lstm_parameters(const gg_node *node, const gg_shape *input, gg_tensor
     const gg_layer_desc *desc = &node->desc;
     const int64_t gates = 4 * desc->outputs;
     int count = 0;
-    for (int layer = 0; layer < (int)desc->layers; layer++) {
+    for (int layer = 0; layer < (int)desc->lstm.layers; layer++) {
         for (int which = 0; which < (desc->bias ? 4 : 2); which++) {
             static const char *const names[4] = {".weight_ih_l", ".weight_hh_l", ".bias_ih_l", ".bias_hh_l"};
             const int64_t from = which == 0 && layer == 0 ? input->size[1] : desc->outputs;
@@ -53,24 +52,18 @@ static int lstm_parameters(const gg_node *node, const gg_shape *input, gg_tensor
 }
 
 static int64_t lstm_macs(const gg_node *node, const gg_shape *input) {
-    const int64_t hidden = node->desc.outputs, layers = node->desc.layers;
+    const int64_t hidden = node->desc.outputs, layers = node->desc.lstm.layers;
     return input->size[0] * 4 * hidden * (input->size[1] + hidden + (layers - 1) * 2 * hidden);
 }
 
 static int64_t lstm_carried(const gg_node *node, const gg_shape *input) {
     (void)input;
-    return node->desc.stateful ? 2 * node->desc.layers * node->desc.outputs : 0;
-}
-
-static void lstm_describe(const gg_layer_desc *desc, gg_op_desc *out) {
-    out->layers = desc->layers;
-    out->bias = desc->bias;
-    out->probability = desc->probability;
-    out->stateful = desc->stateful;
+    return node->desc.lstm.stateful ? 2 * node->desc.lstm.layers * node->desc.outputs : 0;
 }
 
 const gg_layer_type gg_layer_lstm = {
     .name = "lstm",
+    .options = options,
     .family = GG_FAMILY_RECURRENT,
     .least_inputs = 1,
     .most_inputs = 1,
@@ -79,5 +72,4 @@ const gg_layer_type gg_layer_lstm = {
     .parameters = lstm_parameters,
     .macs = lstm_macs,
     .carried = lstm_carried,
-    .describe = lstm_describe,
 };

@@ -1,11 +1,15 @@
 /* Maximum and average pooling: (C, H, W) -> (C, H', W'). */
 #include "nn/layer.h"
 
+static const gg_option options[] = {GG_LAYER_WINDOW(pool),
+                                    GG_LAYER_FLAG("ceil_mode", pool.ceil_mode, false),
+                                    GG_LAYER_FLAG("count_include_pad", pool.count_include_pad, true),
+                                    {.name = NULL}};
+
 static gg_status pool2d_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    const gg_window *window = &desc->window;
+    const gg_window *window = &desc->pool;
     char text[GG_SHAPE_TEXT];
     (void)inputs;
-    GG_TRY(gg_window_check(window));
     for (int i = 0; i < 2; i++) {
         /* PyTorch's rule; without dilation every window then holds an element of the input. */
         if (2 * window->padding[i] > window->kernel[i])
@@ -28,22 +32,20 @@ static gg_status pool2d_infer(const gg_layer_desc *desc, int inputs, const gg_no
     return GG_OK;
 }
 
-static void pool2d_describe(const gg_layer_desc *desc, gg_op_desc *out) { out->window = desc->window; }
-
 const gg_layer_type gg_layer_max_pool2d = {
     .name = "max_pool2d",
+    .options = options,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_MAX_POOL2D,
     .infer = pool2d_infer,
-    .describe = pool2d_describe,
 };
 
 const gg_layer_type gg_layer_avg_pool2d = {
     .name = "avg_pool2d",
+    .options = options,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_AVG_POOL2D,
     .infer = pool2d_infer,
-    .describe = pool2d_describe,
 };

@@ -1,13 +1,24 @@
 /* Another shape, another order of the axes, a part of one axis, zeros around one axis. Axes are those of a sample. */
 #include "nn/layer.h"
 
+static const gg_option reshape_options[] = {GG_LAYER_SIZES("shape", reshape), {.name = NULL}};
+static const gg_option permute_options[] = {GG_LAYER_SIZES("order", order), {.name = NULL}};
+static const gg_option slice_options[] = {GG_LAYER_NUMBER("axis", INT64, range.axis, 0, GG_ANY),
+                                          GG_LAYER_NUMBER("begin", INT64, range.begin, 0, GG_ANY),
+                                          GG_LAYER_NUMBER("end", INT64, range.end, 0, GG_ANY),
+                                          GG_LAYER_NUMBER("step", INT64, range.step, 1, GG_AT_LEAST(1)),
+                                          {.name = NULL}};
+static const gg_option pad_options[] = {GG_LAYER_NUMBER("axis", INT64, pad.axis, 0, GG_ANY),
+                                        GG_LAYER_PAIR("pads", pad.zeros, 0, GG_FROM_TO(0, GG_MAX_WINDOW)),
+                                        {.name = NULL}};
+
 static gg_status reshape_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
     const int64_t count = gg_shape_count(&input[0]->shape);
     int64_t known = 1;
     int open = -1;
     (void)inputs;
-    *out = desc->shape;
+    *out = desc->reshape;
     for (int i = 0; i < out->dims; i++) {
         if (out->size[i] == -1 && open < 0) open = i;
         else if (out->size[i] < 1 || out->size[i] > count / known) known = 0;
@@ -21,7 +32,7 @@ static gg_status reshape_infer(const gg_layer_desc *desc, int inputs, const gg_n
     if (out->dims < 1 || known != count)
         return gg_fail(GG_ERROR_SHAPE, "the %lld values of the input %s from '%s' do not have the shape %s",
                        (long long)count, gg_shape_text(&input[0]->shape, have), input[0]->desc.name,
-                       gg_shape_text(&desc->shape, want));
+                       gg_shape_text(&desc->reshape, want));
     return GG_OK;
 }
 
@@ -44,17 +55,13 @@ static gg_status permute_infer(const gg_layer_desc *desc, int inputs, const gg_n
     return GG_OK;
 }
 
-static void permute_describe(const gg_layer_desc *desc, gg_op_desc *out) {
-    for (int i = 0; i < desc->order.dims; i++) out->order[i] = desc->order.size[i];
-}
-
-static gg_status check_axis(const gg_layer_desc *desc, const gg_node *input) {
+static gg_status check_axis(int64_t axis, const gg_node *input) {
     char text[GG_SHAPE_TEXT];
     const int64_t dims = input->shape.dims;
-    if (desc->range.axis < -dims || desc->range.axis >= dims)
+    if (axis < -dims || axis >= dims)
         return gg_fail(GG_ERROR_ARGUMENT, "axis must be %lld to %lld for the input %s from '%s', got %lld",
                        (long long)-dims, (long long)dims - 1, gg_shape_text(&input->shape, text), input->desc.name,
-                       (long long)desc->range.axis);
+                       (long long)axis);
     return GG_OK;
 }
 
@@ -75,9 +82,7 @@ gg_range gg_slice_range(const gg_layer_desc *desc, const gg_shape *shape) {
 static gg_status slice_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
     (void)inputs;
-    GG_TRY(check_axis(desc, input[0]));
-    if (desc->range.step < 1)
-        return gg_fail(GG_ERROR_ARGUMENT, "step must be at least 1, got %lld", (long long)desc->range.step);
+    GG_TRY(check_axis(desc->range.axis, input[0]));
     const gg_range range = gg_slice_range(desc, &input[0]->shape);
     if (range.begin >= range.end)
         return gg_fail(GG_ERROR_SHAPE, "nothing of axis %lld of the input %s from '%s' is between %lld and %lld",
@@ -94,36 +99,40 @@ static void slice_describe(const gg_layer_desc *desc, gg_op_desc *out) {
 
 static gg_status pad_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
     (void)inputs;
-    GG_TRY(check_axis(desc, input[0]));
-    for (int i = 0; i < 2; i++)
-        if (desc->pads[i] < 0 || desc->pads[i] > GG_MAX_WINDOW)
-            return gg_fail(GG_ERROR_ARGUMENT, "zeros %s must be 0 to %lld, got %lld", i == 0 ? "before" : "behind",
-                           (long long)GG_MAX_WINDOW, (long long)desc->pads[i]);
+    GG_TRY(check_axis(desc->pad.axis, input[0]));
     *out = input[0]->shape;
-    out->size[desc->range.axis < 0 ? desc->range.axis + out->dims : desc->range.axis] += desc->pads[0] + desc->pads[1];
+    out->size[desc->pad.axis < 0 ? desc->pad.axis + out->dims : desc->pad.axis] +=
+        desc->pad.zeros[0] + desc->pad.zeros[1];
     return GG_OK;
 }
 
 static void pad_describe(const gg_layer_desc *desc, gg_op_desc *out) {
     const gg_shape *shape = &out->input[0];
-    const int64_t axis = desc->range.axis < 0 ? desc->range.axis + shape->dims : desc->range.axis;
-    out->range = (gg_range){.axis = axis, .begin = desc->pads[0], .end = desc->pads[0] + shape->size[axis], .step = 1};
+    const int64_t axis = desc->pad.axis < 0 ? desc->pad.axis + shape->dims : desc->pad.axis;
+    out->range =
+        (gg_range){.axis = axis, .begin = desc->pad.zeros[0], .end = desc->pad.zeros[0] + shape->size[axis], .step = 1};
 }
 
-const gg_layer_type gg_layer_reshape = {
-    .name = "reshape", .least_inputs = 1, .most_inputs = 1, .op = GG_OP_COUNT, .view = true, .infer = reshape_infer};
+const gg_layer_type gg_layer_reshape = {.name = "reshape",
+                                        .options = reshape_options,
+                                        .least_inputs = 1,
+                                        .most_inputs = 1,
+                                        .op = GG_OP_COUNT,
+                                        .view = true,
+                                        .infer = reshape_infer};
 
 const gg_layer_type gg_layer_permute = {
     .name = "permute",
+    .options = permute_options,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_PERMUTE,
     .infer = permute_infer,
-    .describe = permute_describe,
 };
 
 const gg_layer_type gg_layer_slice = {
     .name = "slice",
+    .options = slice_options,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_SLICE,
@@ -133,6 +142,7 @@ const gg_layer_type gg_layer_slice = {
 
 const gg_layer_type gg_layer_pad = {
     .name = "pad",
+    .options = pad_options,
     .least_inputs = 1,
     .most_inputs = 1,
     .op = GG_OP_PAD,

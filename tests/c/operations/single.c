@@ -194,7 +194,7 @@ typedef enum option_type {
     OPTION_PAIR,       /* int64_t[2], a tuple of two integers */
     OPTION_FLAG,       /* bool */
     OPTION_NUMBER,     /* float */
-    OPTION_SIZES,      /* int64_t[GG_MAX_DIMS], a tuple of integers */
+    OPTION_SIZES,      /* gg_shape, a tuple of integers */
     OPTION_ACTIVATION, /* gg_activation, its name */
     OPTION_ALGORITHM,  /* gg_algorithm, its name */
     OPTION_LAYOUT,     /* gg_layout, its name; of the first input, which then lies so */
@@ -205,57 +205,67 @@ typedef struct run_option {
     const char *name;
     option_type type;
     size_t offset;
+    unsigned kinds; /* a bit for each gg_op_kind that has it; 0 means all */
 } run_option;
 
-#define OPTION(name, type, field)                                                                                      \
-    { name, type, offsetof(op_run, field) }
+#define OF(kind) (1u << GG_OP_##kind)
+#define OPTION(name, type, field, kinds)                                                                               \
+    { name, OPTION_##type, offsetof(op_run, field), kinds }
+#define WINDOW(field, kinds)                                                                                           \
+    OPTION("kernel", PAIR, field.kernel, kinds), OPTION("stride", PAIR, field.stride, kinds),                          \
+        OPTION("padding", PAIR, field.padding, kinds), OPTION("dilation", PAIR, field.dilation, kinds)
+#define POOLS (OF(MAX_POOL2D) | OF(AVG_POOL2D))
+#define ATTENTIONS (OF(ATTENTION) | OF(MULTI_HEAD))
 static const run_option run_options[] = {
-    OPTION("kernel", OPTION_PAIR, desc.window.kernel),
-    OPTION("stride", OPTION_PAIR, desc.window.stride),
-    OPTION("padding", OPTION_PAIR, desc.window.padding),
-    OPTION("dilation", OPTION_PAIR, desc.window.dilation),
-    OPTION("ceil_mode", OPTION_FLAG, desc.window.ceil_mode),
-    OPTION("count_include_pad", OPTION_FLAG, desc.window.count_include_pad),
-    OPTION("groups", OPTION_INTEGER, desc.groups),
-    OPTION("algorithm", OPTION_ALGORITHM, desc.algorithm),
-    OPTION("passes", OPTION_RANK, desc.passes),
-    OPTION("bias", OPTION_FLAG, desc.bias),
-    OPTION("sample_axis", OPTION_INTEGER, desc.axis),
-    OPTION("negative_slope", OPTION_NUMBER, desc.slope),
-    OPTION("tanh_form", OPTION_FLAG, desc.tanh_form),
-    OPTION("size", OPTION_INTEGER, desc.size),
-    OPTION("alpha", OPTION_NUMBER, desc.alpha),
-    OPTION("beta", OPTION_NUMBER, desc.beta),
-    OPTION("k", OPTION_NUMBER, desc.k),
-    OPTION("eps", OPTION_NUMBER, desc.epsilon),
-    OPTION("momentum", OPTION_NUMBER, desc.momentum),
-    OPTION("affine", OPTION_FLAG, desc.affine),
-    OPTION("root_mean_square", OPTION_FLAG, desc.root_mean_square),
-    OPTION("track_running_stats", OPTION_FLAG, desc.track_statistics),
-    OPTION("numbers", OPTION_INTEGER, desc.numbers),
-    OPTION("features", OPTION_INTEGER, desc.features),
-    OPTION("axis", OPTION_INTEGER, desc.range.axis),
-    OPTION("begin", OPTION_INTEGER, desc.range.begin),
-    OPTION("end", OPTION_INTEGER, desc.range.end),
-    OPTION("stride1", OPTION_INTEGER, desc.range.step),
-    OPTION("order", OPTION_SIZES, desc.order),
-    OPTION("layers", OPTION_INTEGER, desc.layers),
-    OPTION("stateful", OPTION_FLAG, desc.stateful),
-    OPTION("heads", OPTION_INTEGER, desc.heads),
-    OPTION("head_size", OPTION_INTEGER, desc.head_size),
-    OPTION("causal", OPTION_FLAG, desc.causal),
-    OPTION("lanes", OPTION_FLAG, lanes),
-    OPTION("activation", OPTION_ACTIVATION, desc.activation),
-    OPTION("probability", OPTION_NUMBER, desc.probability),
-    OPTION("seed", OPTION_COUNT, desc.seed),
-    OPTION("training", OPTION_FLAG, desc.training),
-    OPTION("input_grad", OPTION_FLAG, desc.input_grad),
-    OPTION("layout", OPTION_LAYOUT, desc.offered[0].layout),
-    OPTION("dtype", OPTION_DTYPE, desc.dtype), /* float32 inputs are offered so */
-    OPTION("rank", OPTION_RANK, rank),
-    OPTION("step", OPTION_COUNT, step),
-    OPTION("evaluate", OPTION_FLAG, evaluate),
-    OPTION("over_output", OPTION_FLAG, over_output),
+    WINDOW(desc.conv.window, OF(CONV2D)),
+    OPTION("groups", INTEGER, desc.conv.groups, OF(CONV2D)),
+    WINDOW(desc.pool, POOLS),
+    OPTION("ceil_mode", FLAG, desc.pool.ceil_mode, POOLS),
+    OPTION("count_include_pad", FLAG, desc.pool.count_include_pad, POOLS),
+    OPTION("sample_axis", INTEGER, desc.softmax.axis, OF(SOFTMAX)),
+    OPTION("negative_slope", NUMBER, desc.leaky_relu.slope, OF(LEAKY_RELU)),
+    OPTION("tanh_form", FLAG, desc.gelu.tanh_form, OF(GELU) | OF(LINEAR)),
+    OPTION("size", INTEGER, desc.lrn.size, OF(LOCAL_RESPONSE_NORM)),
+    OPTION("alpha", NUMBER, desc.lrn.alpha, OF(LOCAL_RESPONSE_NORM)),
+    OPTION("beta", NUMBER, desc.lrn.beta, OF(LOCAL_RESPONSE_NORM)),
+    OPTION("k", NUMBER, desc.lrn.k, OF(LOCAL_RESPONSE_NORM)),
+    OPTION("eps", NUMBER, desc.batch_norm.epsilon, OF(BATCH_NORM)),
+    OPTION("momentum", NUMBER, desc.batch_norm.momentum, OF(BATCH_NORM)),
+    OPTION("affine", FLAG, desc.batch_norm.affine, OF(BATCH_NORM)),
+    OPTION("track_running_stats", FLAG, desc.batch_norm.track_statistics, OF(BATCH_NORM)),
+    OPTION("sample_axis", INTEGER, desc.layer_norm.axis, OF(LAYER_NORM)),
+    OPTION("groups", INTEGER, desc.layer_norm.groups, OF(LAYER_NORM)),
+    OPTION("eps", NUMBER, desc.layer_norm.epsilon, OF(LAYER_NORM)),
+    OPTION("affine", FLAG, desc.layer_norm.affine, OF(LAYER_NORM)),
+    OPTION("root_mean_square", FLAG, desc.layer_norm.root_mean_square, OF(LAYER_NORM)),
+    OPTION("numbers", INTEGER, desc.embedding.numbers, OF(EMBEDDING) | OF(POSITION_EMBEDDING)),
+    OPTION("axis", INTEGER, desc.range.axis, OF(SLICE) | OF(PAD)),
+    OPTION("begin", INTEGER, desc.range.begin, OF(SLICE) | OF(PAD)),
+    OPTION("end", INTEGER, desc.range.end, OF(SLICE) | OF(PAD)),
+    OPTION("stride1", INTEGER, desc.range.step, OF(SLICE) | OF(PAD)),
+    OPTION("order", SIZES, desc.order, OF(PERMUTE)),
+    OPTION("layers", INTEGER, desc.lstm.layers, OF(LSTM)),
+    OPTION("stateful", FLAG, desc.lstm.stateful, OF(LSTM)),
+    OPTION("numbers", INTEGER, desc.lstm.numbers, OF(LSTM)),
+    OPTION("features", INTEGER, desc.lstm.features, OF(LSTM)),
+    OPTION("heads", INTEGER, desc.attention.heads, ATTENTIONS),
+    OPTION("head_size", INTEGER, desc.attention.head_size, ATTENTIONS),
+    OPTION("causal", FLAG, desc.attention.causal, ATTENTIONS),
+    OPTION("algorithm", ALGORITHM, desc.algorithm, 0),
+    OPTION("passes", RANK, desc.passes, 0),
+    OPTION("bias", FLAG, desc.bias, 0),
+    OPTION("lanes", FLAG, lanes, 0),
+    OPTION("activation", ACTIVATION, desc.activation, 0),
+    OPTION("probability", NUMBER, desc.probability, 0),
+    OPTION("seed", COUNT, desc.seed, 0),
+    OPTION("training", FLAG, desc.training, 0),
+    OPTION("input_grad", FLAG, desc.input_grad, 0),
+    OPTION("layout", LAYOUT, desc.offered[0].layout, 0),
+    OPTION("dtype", DTYPE, desc.dtype, 0), /* float32 inputs are offered so */
+    OPTION("rank", RANK, rank, 0),
+    OPTION("step", COUNT, step, 0),
+    OPTION("evaluate", FLAG, evaluate, 0),
+    OPTION("over_output", FLAG, over_output, 0),
 };
 #undef OPTION
 
@@ -294,6 +304,7 @@ static int read_dtype(PyObject *value, gg_dtype *out) {
 static int read_option(const run_option *option, PyObject *value, op_run *run) {
     void *field = (char *)run + option->offset;
     int64_t *integer = field;
+    gg_shape *shape = field;
     switch (option->type) {
     case OPTION_INTEGER: *integer = PyLong_AsLongLong(value); break;
     case OPTION_RANK: *(uint32_t *)field = (uint32_t)PyLong_AsUnsignedLong(value); break;
@@ -312,8 +323,8 @@ static int read_option(const run_option *option, PyObject *value, op_run *run) {
             PyErr_Format(PyExc_TypeError, "%s: must be a tuple of at most %d integers", option->name, GG_MAX_DIMS);
             return -1;
         }
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i)
-            integer[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(value, i));
+        shape->dims = (int)PyTuple_GET_SIZE(value);
+        for (int i = 0; i < shape->dims; ++i) shape->size[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(value, i));
         break;
     case OPTION_ALGORITHM: return read_algorithm(value, field);
     case OPTION_LAYOUT: return read_layout(value, field);
@@ -329,9 +340,11 @@ static int read_options(PyObject *options, op_run *run) {
     while (PyDict_Next(options, &at, &key, &value)) {
         const size_t count = sizeof run_options / sizeof *run_options;
         size_t i = 0;
-        while (i < count && PyUnicode_CompareWithASCIIString(key, run_options[i].name) != 0) ++i;
+        while (i < count && (PyUnicode_CompareWithASCIIString(key, run_options[i].name) != 0 ||
+                             (run_options[i].kinds != 0 && (run_options[i].kinds >> run->desc.kind & 1) == 0)))
+            ++i;
         if (i == count) {
-            PyErr_Format(PyExc_TypeError, "run_op: unknown option '%U'", key);
+            PyErr_Format(PyExc_TypeError, "run_op of %s: unknown option '%U'", gg_op_kind_name(run->desc.kind), key);
             return -1;
         }
         if (read_option(&run_options[i], value, run) < 0) return -1;
@@ -360,13 +373,13 @@ static PyArrayObject *batch_array(int64_t batch, const gg_shape *shape) {
 /* Convolution and linear layer read as much as their shapes say: weight and bias must have it. */
 static int check_parameters(const op_run *run) {
     const gg_op_desc *desc = &run->desc;
-    const gg_window *w = &desc->window;
+    const int64_t *kernel = desc->conv.window.kernel, groups = desc->conv.groups;
     const size_t *count = run->parameter_count;
     const int64_t outputs = desc->output.size[desc->kind == GG_OP_LINEAR ? desc->output.dims - 1 : 0];
     int64_t want = 0;
     if (desc->kind != GG_OP_CONV2D && desc->kind != GG_OP_LINEAR) return 0;
     if (desc->kind == GG_OP_LINEAR) want = outputs * desc->input[0].size[desc->input[0].dims - 1];
-    else if (desc->groups >= 1) want = outputs * (desc->input[0].size[0] / desc->groups) * w->kernel[0] * w->kernel[1];
+    else if (groups >= 1) want = outputs * (desc->input[0].size[0] / groups) * kernel[0] * kernel[1];
     if ((int64_t)count[0] != want || run->parameters != 1 + desc->bias ||
         (desc->bias && (int64_t)count[1] != outputs)) {
         PyErr_Format(PyExc_ValueError, "parameters: %d, of %zu and %zu elements; the operation has %lld and %lld",
@@ -474,10 +487,7 @@ PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
     int threads = 1, kind_number = -1;
     gg_isa isa;
     gg_test_devices d = {NULL, NULL};
-    op_run run = {
-        .desc = {.training = true,
-                 .input_grad = true,
-                 .window = {.kernel = {1, 1}, .stride = {1, 1}, .dilation = {1, 1}, .count_include_pad = true}}};
+    op_run run = {.desc = {.training = true, .input_grad = true}};
     op_arrays arrays = {.output = NULL};
     gg_op_desc *desc = &run.desc;
     gg_status status = GG_OK;
@@ -497,7 +507,9 @@ PyObject *gg_test_run_op(PyObject *module, PyObject *args, PyObject *kwargs) {
         return PyErr_Format(PyExc_ValueError, "parameters: must be a list of at most %d arrays", MAX_PARAMETERS);
 
     desc->kind = (gg_op_kind)kind_number;
-    desc->groups = desc->kind == GG_OP_CONV2D ? 1 : 0;
+    const gg_window dense = {.kernel = {1, 1}, .stride = {1, 1}, .dilation = {1, 1}, .count_include_pad = true};
+    if (desc->kind == GG_OP_CONV2D) desc->conv = (gg_conv_options){dense, 1};
+    if (desc->kind == GG_OP_MAX_POOL2D || desc->kind == GG_OP_AVG_POOL2D) desc->pool = dense;
     desc->inputs = (int)PyList_GET_SIZE(inputs);
     run.parameters = (int)PyList_GET_SIZE(parameters);
     if (read_options(options, &run) < 0 || gg_py_shape(output_shape, "output_shape", &desc->output) < 0) return NULL;

@@ -32,11 +32,11 @@ static int parameters_of(const gg_op_desc *desc) {
     switch ((int)desc->kind) {
     case GG_OP_CONV2D:
     case GG_OP_LINEAR: return 1 + bias;
-    case GG_OP_BATCH_NORM: return (desc->affine ? 2 : 0) + (desc->track_statistics ? 2 : 0);
-    case GG_OP_LAYER_NORM: return desc->affine ? 1 + bias : 0;
+    case GG_OP_BATCH_NORM: return (desc->batch_norm.affine ? 2 : 0) + (desc->batch_norm.track_statistics ? 2 : 0);
+    case GG_OP_LAYER_NORM: return desc->layer_norm.affine ? 1 + bias : 0;
     case GG_OP_EMBEDDING:
     case GG_OP_POSITION_EMBEDDING: return 1;
-    case GG_OP_LSTM: return (desc->numbers > 0 ? 1 : 0) + (int)desc->layers * 2 * (1 + bias);
+    case GG_OP_LSTM: return (desc->lstm.numbers > 0 ? 1 : 0) + (int)desc->lstm.layers * 2 * (1 + bias);
     case GG_OP_MULTI_HEAD: return 2 * (1 + bias);
     default: return 0;
     }
