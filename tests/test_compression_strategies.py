@@ -429,6 +429,33 @@ def test_what_is_sent_leaves_the_residue_when_it_is_read_again(size, mode, optim
     assert left.any()
 
 
+@pytest.mark.parametrize(("p", "own_sum"), [(2, False), (3, True)])
+def test_a_large_bias_is_part_of_the_message_of_two_ranks(p, own_sum):
+    """With three ranks, it would be a third more bytes in messages to all."""
+
+    def sent(strategy, compression):
+        trainer = gg.Trainer(
+            gg.Sequential([gg.Linear(9500), gg.Linear(3)], input=(4,), name="biased"),
+            optimizer=gg.SGD(lr=0.05, momentum=0.9),
+            strategy=strategy,
+            seed=3,
+            comm=gg.VirtualCluster(p),
+            compression=compression,
+        )
+        x = np.random.default_rng(0).standard_normal((p, 5, 4)).astype(np.float32)
+        before = trainer.team.counts()[1]
+        for _ in range(4):
+            trainer.train_step(list(x), [np.arange(5) % 3] * p)
+        messages = trainer.team.counts()[1] - before
+        if compression is not None:
+            assert list(compression.packed(trainer.net)) == ["fc1.weight", "fc2.weight"]
+        trainer.close()
+        return messages / 4 / p  # of a rank in a step
+
+    messages = sent(gg.AllReduce(), gg.AdaComp(warmup=0, dense_below=9501)) - sent(gg.NoExchange(), None)
+    assert messages > p - 1 if own_sum else messages == p - 1
+
+
 @pytest.mark.parametrize(
     "strategy", [gg.AllReduce(), gg.LayerwiseAllReduce(bucket_bytes=1)], ids=["allreduce", "layer"]
 )

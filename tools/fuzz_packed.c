@@ -221,22 +221,6 @@ static void compare_piece(void *context, size_t offset, size_t count, const floa
         require(sum[j] == 0 || (gg_lines_word(filled, j / GG_LANES) & 1) != 0, "a sum lies in no filled line");
 }
 
-/* Some segments at once, and the others one by one, in parts. */
-static void read_pieces(const gg_packing *packing, gg_pack_pieces *pieces, const void *message, expected *e) {
-    bool *later = exactly((size_t)packing->segments * sizeof *later);
-    for (int i = 0; i < packing->segments; ++i) later[i] = below(2);
-    gg_unpack_pieces(packing, pieces, &message, 1, below(4) ? later : NULL, compare_piece, e);
-    for (int i = packing->segments - 1; i >= 0; --i) {
-        if (!later[i]) continue;
-        gg_unpack_begin(packing, pieces, &message, 1, i);
-        for (size_t count = 0, all = packing->segment[i].count; count < all;) {
-            count += 1 + below(all - count);
-            gg_unpack_up_to(packing, pieces, i, count, compare_piece, e);
-        }
-    }
-    free(later);
-}
-
 static gg_status read_sum(const layout *l, const unsigned char *message, size_t bytes) {
     float *out = draw_array(l, true);
     const gg_packing packing = packing_of(l, NULL);
@@ -245,7 +229,8 @@ static gg_status read_sum(const layout *l, const unsigned char *message, size_t 
     check_marks(l, out, "the sum was written outside of the segments");
     require(gg_packed_check(&packing, message, bytes) == status, "checked and read are not alike");
     require(gg_pack_pieces_create(device, l->segment, l->segments, 1, &pieces) == GG_OK, "no pieces");
-    if (status == GG_OK) read_pieces(&packing, pieces, message, &(expected){l, out});
+    if (status == GG_OK)
+        gg_unpack_pieces(&packing, pieces, (const void *const[]){message}, 1, compare_piece, &(expected){l, out});
     gg_pack_pieces_destroy(pieces);
     gg_pack_room_destroy(packing.room);
     free(out);

@@ -93,8 +93,7 @@ static gg_status assemble(gg_exchange *x, const gg_exchange_costs *costs) {
                                                  .state = &x->state,
                                                  .layout = &x->layout,
                                                  .seed = x->asked.seed,
-                                                 .trace = x->trace,
-                                                 .across_steps = x->asked.across_steps},
+                                                 .trace = x->trace},
                               &x->strategy));
     return create_factored(x);
 }
@@ -244,15 +243,10 @@ gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches) {
     return gg_exchange_fail(x, x->strategy->table->begin(x->strategy));
 }
 
-gg_status gg_exchange_need_rows(gg_exchange *x, int layer, gg_weight_rows *rows) {
-    gg_strategy *strategy = x->strategy;
+gg_status gg_exchange_need(gg_exchange *x, int layer) {
     GG_TRY(check_layer(x, "need", layer));
-    if (rows != NULL && strategy->need_rows != NULL)
-        return gg_exchange_fail(x, strategy->need_rows(strategy, layer, rows));
-    return gg_exchange_fail(x, strategy->table->need(strategy, layer));
+    return gg_exchange_fail(x, x->strategy->table->need(x->strategy, layer));
 }
-
-gg_status gg_exchange_need(gg_exchange *x, int layer) { return gg_exchange_need_rows(x, layer, NULL); }
 
 bool gg_exchange_updates_wait(const gg_exchange *x) {
     return gg_updater_measures(&x->updater) && !x->strategy->averages_gradients;

@@ -36,8 +36,7 @@ typedef struct gg_exchange_options {
     gg_optimizer optimizer; /* a table of rates outlives the exchange */
     gg_strategy_options strategy;
     uint64_t seed;
-    size_t trace;      /* max spans recorded; 0 means off */
-    bool across_steps; /* gg_strategy_env's */
+    size_t trace; /* max spans recorded; 0 means off */
     gg_exchange_costs costs;
 } gg_exchange_options;
 
@@ -71,9 +70,6 @@ void gg_exchange_set_moments_since(gg_exchange *x, int64_t step);
  * ranks' weights when gradients are averaged; NULL means that all training ranks have equally many. */
 gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches);
 gg_status gg_exchange_need(gg_exchange *x, int layer);
-/* need, for a caller that can make rows of the layer's weight current as it reads them. The caller must do so if
- * rows->make is not NULL afterwards. rows NULL means plain need. */
-gg_status gg_exchange_need_rows(gg_exchange *x, int layer, gg_weight_rows *rows);
 gg_status gg_exchange_ready(gg_exchange *x, int layer);
 /* Checks that `ready` of this layer is allowed now. */
 gg_status gg_exchange_check_ready(const gg_exchange *x, int layer);
@@ -90,7 +86,7 @@ gg_status gg_exchange_end(gg_exchange *x);
 /* Waits between end and the next begin until all weights are current, as need does for one layer. Not collective. */
 gg_status gg_exchange_wait(gg_exchange *x);
 /* True if weights may be written between end and the next begin without gg_exchange_wait: no message reads or writes
- * them any more. False after gg_exchange_need_rows. */
+ * them any more. */
 bool gg_exchange_current_at_end(const gg_exchange *x);
 /* True if a step has begun and not ended; with `half`, only if some layer is ready in it. */
 bool gg_exchange_under_way(const gg_exchange *x, bool half);

@@ -135,9 +135,6 @@ typedef struct gg_strategy_env {
     const gg_arena_layout *layout;
     uint64_t seed;
     gg_trace *trace; /* NULL means off */
-    /* The caller calls poll while it computes, and need of each layer in every step with samples. Waits may then reach
-     * from the end of one step into the next. */
-    bool across_steps;
 } gg_strategy_env;
 
 typedef struct gg_strategy gg_strategy;
@@ -184,14 +181,9 @@ struct gg_strategy {
      * if updates need norms (gg_updater_measures). If false, each rank's own gradients count, and `ready` is called
      * after all of them are final and measured. */
     bool averages_gradients;
-    /* True if weights are current when `end` returns, and no message writes them later, unless need_rows was called in
-     * the step. The caller may then write weights between two steps. If false, weights are current only after need of
-     * their layer, or after settle. */
+    /* True if weights are current when `end` returns, and no message writes them later. The caller may then write
+     * weights between two steps. If false, weights are current only after need of their layer, or after settle. */
     bool current_at_end;
-    /* Replaces `need` for a caller that can make rows of this layer's weight current as it reads them. If rows->make is
-     * not NULL afterwards, the caller makes the rows before it calls the strategy again. A weight asked for like this
-     * in one step may be left to the next step's call. NULL means none. */
-    gg_status (*need_rows)(gg_strategy *strategy, int layer, gg_weight_rows *rows);
     /* Whole buckets, for which `need` waits and which `ready` begins. NULL means that layers do not matter. */
     const struct gg_buckets *buckets;
     /* True if only `ready` reads a layer's gradient, by gg_updater_apply, from its first element to its last. The

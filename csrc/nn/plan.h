@@ -12,10 +12,7 @@
 /* Called while a plan runs. A hook that fails stops the run with its status. */
 typedef struct gg_plan_hooks {
     void *context;
-    gg_status (*need)(void *context, int layer); /* before the layer's forward: its weights must be current */
-    /* Replaces need, in training, for a linear layer whose forward pass can update rows of its weight as it reads them.
-     * NULL means need. Leaves rows->make NULL if the weight is current; other parameters are current in any case. */
-    gg_status (*need_rows)(void *context, int layer, gg_weight_rows *rows);
+    gg_status (*need)(void *context, int layer);  /* before the layer's forward: its weights must be current */
     gg_status (*ready)(void *context, int layer); /* in backward: its gradient is final, its weights are used no more */
     gg_status (*poll)(void *context);             /* after each node, forward and backward: let messages move */
     /* For linear layers on flat samples whose weight gradient may be computed elsewhere; NULL means none. `input` is

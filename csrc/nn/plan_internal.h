@@ -82,7 +82,6 @@ typedef struct gg_step {
     int64_t carried, carried_before; /* numbers of state that a sample carries here, and in earlier nodes */
     gg_place grad_input[GG_MAX_INPUTS];
     int first_sum, sums;
-    gg_weight_rows rows;                    /* of the current step's forward pass */
     gg_op_args forward_args, backward_args; /* all pointers into the plan's block are filled once */
     void *prepared_at[GG_PASS_COUNT];
     double seconds[GG_PASS_COUNT]; /* while the plan is timed */

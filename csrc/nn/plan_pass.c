@@ -157,17 +157,10 @@ static void run_losses(gg_plan *plan, const gg_plan_batch *batch, bool training,
 
 /* ---- forward ---- */
 
-/* The weights of the step's layers are current then, or the operation makes rows of its own current. */
-static gg_status need_layers(gg_step *step, const gg_run *run) {
+/* The weights of the step's layers are current then. */
+static gg_status need_layers(const gg_step *step, const gg_run *run) {
     const gg_plan_hooks *hooks = run->hooks;
-    step->forward_args.rows = NULL;
     if (hooks == NULL || hooks->need == NULL) return GG_OK;
-    if (hooks->need_rows != NULL && run->training && step->op->makes_rows && step->layers == 1) {
-        step->rows = (gg_weight_rows){.make = NULL};
-        GG_TRY(hooks->need_rows(hooks->context, step->layer[0], &step->rows));
-        if (step->rows.make != NULL) step->forward_args.rows = &step->rows;
-        return GG_OK;
-    }
     for (int i = 0; i < step->layers; i++) GG_TRY(hooks->need(hooks->context, step->layer[i]));
     return GG_OK;
 }

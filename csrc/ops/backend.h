@@ -167,20 +167,6 @@ bool gg_conv_has_form(const gg_op_desc *desc, gg_layout layout, gg_algorithm alg
 /* Places in gg_op_args of parameters that several operations share. */
 enum { GG_PARAMETER_WEIGHT = 0, GG_PARAMETER_BIAS };
 
-/* Max arrays in `used_next`. */
-#define GG_MAX_USED_NEXT 4
-
-/* A weight that is updated while a forward pass reads it. make() updates its first `count` elements; calls have growing
- * counts, and the last covers the whole weight. */
-typedef struct gg_weight_rows {
-    void (*make)(void *context, size_t count);
-    void *context;
-    /* used_next[0..used) is read by the next make(); prefetch it if convenient. Each pointer corresponds to the
-     * weight's first element. */
-    int used;
-    const float *used_next[GG_MAX_USED_NEXT];
-} gg_weight_rows;
-
 /* One run. Pointers are aligned to 64 bytes. Parameters and gradients are float32, in the layer's order and layouts
  * (nn/layer.h), which are PyTorch's: convolution (O, I/groups, kH, kW), linear (out, in), bias (out). Normalisations
  * have weight and bias if affine, then running mean and variance if tracked. The gradient of these two is the value to
@@ -196,12 +182,11 @@ typedef struct gg_op_args {
     void *prepared;         /* op->prepared_bytes, written by prepare for the next pass */
     void *saved;            /* op->saved_bytes, held by the plan from forward to backward */
     void *scratch; /* op->scratch_bytes, lost between runs; backward_weights may leave values in it for backward_data */
-    float *carried;             /* forward: each sample's state at its begin, replaced by its state at the end
-                                   (gg_layer_type.carried numbers). NULL means: start at zero, keep nothing. Backward does not see
-                                   it: forward saves the needed values, and no gradient flows into it */
-    uint32_t rank;              /* DROPOUT */
-    const uint64_t *step;       /* DROPOUT: the training step's number, in memory of the device */
-    const gg_weight_rows *rows; /* forward of an operation with makes_rows; NULL means that the weight is current */
+    float *carried;       /* forward: each sample's state at its begin, replaced by its state at the end
+                             (gg_layer_type.carried numbers). NULL means: start at zero, keep nothing. Backward does not see
+                             it: forward saves the needed values, and no gradient flows into it */
+    uint32_t rank;        /* DROPOUT */
+    const uint64_t *step; /* DROPOUT: the training step's number, in memory of the device */
     bool evaluate; /* forward of an operation created for training: compute as in evaluation; no backward follows */
 } gg_op_args;
 
@@ -237,7 +222,6 @@ struct gg_op {
     bool backward_needs_output;    /* backward reads args->output */
     unsigned over_output;          /* bit i: backward may write args->grad_input[i] over args->output */
     unsigned slow;                 /* bit i: a library computes gg_pass i by plain loops */
-    bool makes_rows;               /* LINEAR: forward reads the weight row by row and updates rows (args->rows) */
 };
 
 /* Checks for `create` in every table: shapes of an LSTM of (T, I) or of attention, the probability, the length of the
@@ -503,6 +487,9 @@ typedef struct gg_gradient_factors {
     int64_t rows;                    /* max rows at a time, so that each thread's rows stay in its L2 cache */
     int fetched;                     /* max arrays of gg_gradient_rows.used_next that also have room there */
 } gg_gradient_factors;
+
+/* Max arrays in `used_next`. */
+#define GG_MAX_USED_NEXT 4
 
 /* Rows [first, first + count) of such a gradient; first is a multiple of gg_gradient_factors.rows, count no more. */
 typedef struct gg_gradient_rows {

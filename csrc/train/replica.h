@@ -21,8 +21,8 @@ typedef struct gg_straggler {
 
 typedef struct gg_replica_options {
     const gg_graph *graph; /* outlives the replica */
-    /* Outlives the replica, which makes its steps. The exchange has the graph's layout and across_steps set; the
-     * network computes with its devices, seed and element type. */
+    /* Outlives the replica, which makes its steps. The exchange has the graph's layout; the network
+     * computes with its devices, seed and element type. */
     gg_exchange *exchange;
     gg_head_options head[GG_MAX_FIELDS]; /* of the graph's heads; class weights outlive the replica */
     bool graphs;                         /* as in gg_plan_options */

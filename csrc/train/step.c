@@ -24,14 +24,12 @@ static void on_leave(void *context, int node, const char *what) {
     r->node = -1;
 }
 
-static gg_status on_need_rows(void *context, int layer, gg_weight_rows *rows) {
+static gg_status on_need(void *context, int layer) {
     gg_replica *r = context;
-    GG_TRY(gg_exchange_need_rows(r->exchange, layer, rows));
+    GG_TRY(gg_exchange_need(r->exchange, layer));
     if (r->trace != NULL) r->node_begin = gg_transport_now(r->transport); /* waiting does not count as computing */
     return gg_transport_compute(r->transport, replica_modelled(r, layer));
 }
-
-static gg_status on_need(void *context, int layer) { return on_need_rows(context, layer, NULL); }
 
 /* True if taken inputs and errors go to other ranks; if false they are kept here, as part of the computation. */
 static bool gives(const gg_replica *r) { return gg_exchange_fc_partitioned(r->exchange) != NULL; }
@@ -85,8 +83,7 @@ static gg_status on_poll(void *context) {
 }
 
 void gg_replica_set_hooks(gg_replica *r) {
-    r->hooks =
-        (gg_plan_hooks){.context = r, .need = on_need, .need_rows = on_need_rows, .ready = on_ready, .poll = on_poll};
+    r->hooks = (gg_plan_hooks){.context = r, .need = on_need, .ready = on_ready, .poll = on_poll};
     if (r->trace != NULL) r->hooks.enter = on_enter, r->hooks.leave = on_leave;
     r->hooks.bucket = gg_exchange_buckets(r->exchange);
     if (gg_exchange_offers_fc(r->exchange)) r->hooks.input = on_input, r->hooks.error = on_error;

@@ -39,7 +39,6 @@ gg_status gg_trainer_create(const gg_replica_options *options, const gg_exchange
     *out = NULL;
     *peers = NULL;
     wanted.layout = gg_graph_layout(options->graph);
-    wanted.across_steps = true;
     GG_TRY_CLEANUP(gg_tuning_costs(options->graph, options->step_seconds, ranks, &forward, &wanted.costs));
     GG_TRY_CLEANUP(gg_peers_create(&wanted, options->step_seconds, team, peers));
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *t, "trainer", &t));

@@ -10,8 +10,7 @@ static inline gg_exchange_options case_options(gg_transport *transport, gg_optim
     return (gg_exchange_options){.transport = transport,
                                  .devices = {.device = {.threads = 1}, .backend = "native"},
                                  .optimizer = optimizer,
-                                 .strategy = strategy,
-                                 .across_steps = true};
+                                 .strategy = strategy};
 }
 
 static inline gg_status open_replica(const gg_graph *graph, const gg_exchange_options *asked, gg_replica **out) {

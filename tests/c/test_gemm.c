@@ -159,42 +159,6 @@ static gg_op_desc describe(const layer_case *c) {
     return d;
 }
 
-/* A weight that holds no numbers before its rows are made. */
-typedef struct fresh_weight {
-    const buffer *whole;
-    buffer made;
-    size_t count;
-} fresh_weight;
-
-static void make_fresh(void *context, size_t count) {
-    fresh_weight *w = context;
-    CHECK(count > w->count && count <= w->whole->count);
-    memcpy(w->made.floats + w->count, w->whole->floats + w->count, (count - w->count) * sizeof(float));
-    w->count = count;
-}
-
-/* The forward pass over a weight whose rows it makes, with arrays that are fetched beside it and without: the bits of
- * y. */
-static void check_fresh(gg_op *op, gg_op_args args, const buffer *w, const buffer *y) {
-    buffer again = buffer_create(y->bytes);
-    fresh_weight fresh = {.whole = w, .made = buffer_create(w->bytes)};
-    const float *const parameter[] = {fresh.made.floats, args.parameter[GG_PARAMETER_BIAS]};
-    for (int used = 0; used < 3; ++used) {
-        gg_weight_rows rows = {
-            .make = make_fresh, .context = &fresh, .used = used, .used_next = {w->floats, w->floats}};
-        fresh.count = 0;
-        memset(fresh.made.data, 0xff, w->bytes);
-        args.parameter = parameter;
-        args.output = again.data;
-        args.rows = &rows;
-        CHECK_OK(gg_op_forward(op, &args));
-        CHECK_INT(fresh.count, w->count);
-        CHECK(memcmp(again.data, y->data, y->bytes) == 0);
-    }
-    buffer_free(&fresh.made);
-    buffer_free(&again);
-}
-
 static void run_layer(const layer_case *c, gg_isa isa, int threads, sums *s, const buffer *x, const buffer *w,
                       const buffer *b, const buffer *dy_given, const reference *bias_grad) {
     char place[160];
@@ -223,8 +187,6 @@ static void run_layer(const layer_case *c, gg_isa isa, int threads, sums *s, con
     CHECK_INT(op->output.layout, GG_LAYOUT_BATCH_LAST);
     CHECK_OK(gg_op_prepare(op, &args, GG_PASS_FORWARD));
     CHECK_OK(gg_op_forward(op, &args));
-    CHECK(op->makes_rows == (c->kind == GG_OP_LINEAR && threads == 1));
-    if (op->makes_rows) check_fresh(op, args, w, &y);
     clear_lanes(y.data, outputs, s->batch, s->lanes);
     CHECK(agree("y", place, y.data, s->y.value, s->y.size, y.count));
 

@@ -18,16 +18,14 @@ typedef struct gg_packed_side {
     void *out;    /* side_bytes(count, terms), 64-byte aligned */
 } gg_packed_side;
 
-/* c[i*c_row + j] = start + the product of row first + i and column j, i < m, j < n. start is c (add), row_bias[i], or
- * 0. */
+/* c[i*c_row + j] = start + the product of row first + i and column j, i < m, j < n. start is c (add) or 0. */
 typedef struct gg_packed_product {
     int64_t m, n, terms;
     const void *a, *b;      /* packed sides with a_count rows and n columns */
     int64_t a_count, first; /* first: a multiple of `granule` */
     float *c;
     int64_t c_row;
-    const float *row_bias; /* NULL means zeros */
-    bool add, relu;
+    bool add;
     /* The next operation reads used_count floats from used_at on of each of `used` arrays. The product prefetches these
      * floats. `used` is at most `fetches`. */
     int used;

@@ -248,9 +248,7 @@ static void paired_multiply(gg_isa isa, const gg_packed_product *p) {
                                            .b_group = group,
                                            .c = p->c,
                                            .c_row = p->c_row,
-                                           .row_bias = part == 0 ? p->row_bias : NULL,
                                            .add = p->add || part > 0,
-                                           .relu = p->relu && part == parts - 1,
                                            .next = used_next(p, part, parts)};
         chosen(isa)->multiply(&product);
     }

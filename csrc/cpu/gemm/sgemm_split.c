@@ -244,9 +244,7 @@ static void split_multiply(gg_isa isa, const gg_packed_product *p) {
                                       .b_group = gg_split_group(p->terms),
                                       .c = p->c,
                                       .c_row = p->c_row,
-                                      .row_bias = p->row_bias,
-                                      .add = p->add,
-                                      .relu = p->relu};
+                                      .add = p->add};
     gg_cpu_kernels_for(isa)->split->multiply(&product);
 }
 

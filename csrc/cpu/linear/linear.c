@@ -35,9 +35,10 @@ static void split_blocks(const linear_op *linear, int64_t rows, int thread, int 
     *end = (int64_t)to;
 }
 
-static gg_multiply forward_product(const job *j) {
+static void native_linear_forward_part(void *context, int thread, int threads) {
+    const job *j = context;
     const linear_op *linear = j->linear;
-    return (gg_multiply){
+    const gg_multiply product = {
         .m = linear->features.out,
         .n = linear->features.columns,
         .k = linear->features.in,
@@ -51,12 +52,6 @@ static gg_multiply forward_product(const job *j) {
         .bias = linear->op.desc.bias ? j->args->parameter[GG_PARAMETER_BIAS] : NULL,
         .relu = linear->features.relu,
     };
-}
-
-static void native_linear_forward_part(void *context, int thread, int threads) {
-    const job *j = context;
-    const linear_op *linear = j->linear;
-    const gg_multiply product = forward_product(j);
     int64_t begin, end;
     split_blocks(linear, linear->features.out, thread, threads, &begin, &end);
     if (begin < end) linear->kernels->multiply(&product, begin, end);
@@ -163,75 +158,6 @@ static void data_part(void *context, int thread, int threads) {
     if (begin < end) linear->kernels->multiply(&product, begin, end);
 }
 
-/* Elements, approximately, of the weight rows that are made current and multiplied at a time. */
-#define FRESH_ELEMENTS ((int64_t)65536)
-
-static int64_t fresh_rows(const linear_op *linear) {
-    const gg_packed_products *packed = linear->packed[GG_PASS_FORWARD];
-    const int64_t step = packed != NULL ? packed->granule : linear->kernels->tile_rows;
-    const int64_t fit = FRESH_ELEMENTS / linear->features.in / step * step;
-    return fit < step ? step : fit;
-}
-
-/* Bytes of the packed inputs; packed rows follow them. */
-static size_t fresh_inputs_bytes(const linear_op *linear) {
-    const gg_native_features *f = &linear->features;
-    return gg_aligned(linear->packed[GG_PASS_FORWARD]->side_bytes(f->columns, f->in));
-}
-
-/* Forward by packed products over a weight that is not yet current, in one thread; the bits do not change. */
-static void forward_packed_rows(const linear_op *linear, const gg_op_args *args, const float *bias) {
-    const gg_packed_products *packed = linear->packed[GG_PASS_FORWARD];
-    const gg_native_features *f = &linear->features;
-    const gg_weight_rows *fresh = args->rows;
-    const int64_t most = fresh_rows(linear);
-    const gg_packed_side inputs = {.count = f->columns,
-                                   .terms = f->in,
-                                   .from = args->input[0],
-                                   .step = f->columns,
-                                   .across = true,
-                                   .columns = true,
-                                   .out = args->scratch};
-    gg_packed_side rows = {.terms = f->in, .step = f->in, .out = (char *)args->scratch + fresh_inputs_bytes(linear)};
-    packed->pack(linear->isa, &inputs, 0, f->columns);
-    for (int64_t row = 0, end; row < f->out; row = end) {
-        end = f->out - row < most ? f->out : row + most;
-        const int64_t next = f->out - end < most ? f->out - end : most;
-        fresh->make(fresh->context, (size_t)(end * f->in));
-        rows.count = end - row;
-        rows.from = args->parameter[GG_PARAMETER_WEIGHT] + row * f->in;
-        packed->pack(linear->isa, &rows, 0, rows.count);
-        packed->multiply(linear->isa,
-                         &(gg_packed_product){.m = rows.count,
-                                              .n = f->columns,
-                                              .terms = f->in,
-                                              .a = rows.out,
-                                              .b = inputs.out,
-                                              .a_count = rows.count,
-                                              .c = (float *)args->output + row * f->columns,
-                                              .c_row = f->columns,
-                                              .row_bias = bias != NULL ? bias + row : NULL,
-                                              .relu = f->relu,
-                                              .used = fresh->used < packed->fetches ? fresh->used : packed->fetches,
-                                              .used_next = fresh->used_next,
-                                              .used_at = end * f->in,
-                                              .used_count = next * f->in});
-    }
-}
-
-/* Forward by multiply-adds over a weight that is not yet current. */
-static void forward_rows(const job *j) {
-    const linear_op *linear = j->linear;
-    const gg_weight_rows *fresh = j->args->rows;
-    const int64_t step = linear->kernels->tile_rows, most = fresh_rows(linear), out = linear->features.out;
-    const gg_multiply product = forward_product(j);
-    for (int64_t row = 0, end; row < out; row = end) {
-        end = out - row < most ? out : row + most;
-        fresh->make(fresh->context, (size_t)(end * linear->features.in));
-        linear->kernels->multiply(&product, row / step, gg_block_count(end, step));
-    }
-}
-
 /* Runs a pass by packed products; false means that it uses none. row_bias NULL means none. */
 static bool run_packed(const linear_op *linear, gg_pass pass, const gg_sgemm *product, const float *row_bias,
                        void *scratch) {
@@ -244,9 +170,7 @@ static gg_status native_linear_forward(gg_op *op, const gg_op_args *args) {
     job j = {.linear = (const linear_op *)op, .args = args};
     const gg_sgemm product = gg_native_linear_product(&j.linear->features, GG_PASS_FORWARD, args);
     const float *bias = op->desc.bias ? args->parameter[GG_PARAMETER_BIAS] : NULL;
-    if (args->rows != NULL && j.linear->packed[GG_PASS_FORWARD] != NULL) forward_packed_rows(j.linear, args, bias);
-    else if (args->rows != NULL) forward_rows(&j);
-    else if (!run_packed(j.linear, GG_PASS_FORWARD, &product, bias, args->scratch))
+    if (!run_packed(j.linear, GG_PASS_FORWARD, &product, bias, args->scratch))
         gg_parallel_run(j.linear->threads, native_linear_forward_part, &j);
     return GG_OK;
 }
@@ -277,23 +201,6 @@ static const gg_op_class linear_class = {.forward = native_linear_forward,
                                          .backward_data = native_linear_backward_data,
                                          .destroy = gg_native_op_free};
 
-/* Max bytes of the inputs. Each such run of rows reads all of them again, so they should stay in cache. */
-#define MAX_INPUTS ((size_t)4 << 20)
-
-/* If one thread trains, rows of the weight may be made current before they are read. */
-static void choose_rows(linear_op *linear) {
-    const gg_packed_products *packed = linear->packed[GG_PASS_FORWARD];
-    if (linear->threads > 1 || !linear->op.desc.training) return;
-    const size_t plain = (size_t)(linear->features.in * linear->features.columns) * sizeof(float);
-    const size_t inputs = packed != NULL ? fresh_inputs_bytes(linear) : plain;
-    if (inputs > MAX_INPUTS) return;
-    if (packed != NULL) {
-        const size_t bytes = inputs + packed->side_bytes(fresh_rows(linear), linear->features.in);
-        if (bytes > linear->op.scratch_bytes) linear->op.scratch_bytes = bytes;
-    }
-    linear->op.makes_rows = true;
-}
-
 /* Chooses how each pass is computed, and its scratch. */
 static void choose_products(linear_op *linear) {
     const gg_op_args none = {.parameter = (const float *const[]){NULL, NULL}};
@@ -316,7 +223,6 @@ static void choose_products(linear_op *linear) {
         if (bytes > linear->op.scratch_bytes) linear->op.scratch_bytes = bytes;
     }
     linear->packs = linear->packs || linear->packed[GG_PASS_WEIGHTS] != NULL;
-    choose_rows(linear);
 }
 
 gg_status gg_native_linear_create(gg_device *device, const gg_op_desc *desc, gg_op **out) {

@@ -147,16 +147,9 @@ typedef void gg_pack_piece(void *context, size_t offset, size_t count, const flo
  * sum run by run in the order of the segments, each whole lanes, with zeros behind a parameter's end. The bits are
  * those of gg_unpack_add with factor 1, message after message, to zeros. The messages belong to this packing's
  * segments, have passed gg_packed_check, and lie in host memory. `sum` and its filled lines are valid during the call.
- * later: one a segment, true omits it; NULL means none. Not on a device with its own memory. */
+ * Not on a device with its own memory. */
 void gg_unpack_pieces(const gg_packing *packing, gg_pack_pieces *pieces, const void *const *message, int messages,
-                      const bool *later, gg_pack_piece *piece, void *context);
-
-/* gg_unpack_pieces of one segment in several calls. First begin, then up_to with growing numbers of elements: each
- * passes on the new ones, rounded up to whole lanes. The messages stay unchanged up to the last call. */
-void gg_unpack_begin(const gg_packing *packing, gg_pack_pieces *pieces, const void *const *message, int messages,
-                     int which);
-void gg_unpack_up_to(const gg_packing *packing, gg_pack_pieces *pieces, int which, size_t count, gg_pack_piece *piece,
-                     void *context);
+                      gg_pack_piece *piece, void *context);
 
 /* ---- One rank chooses for all ---- */
 

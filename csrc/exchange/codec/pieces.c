@@ -28,8 +28,6 @@ struct gg_pack_pieces {
     unsigned char *line; /* one a line of the piece: 1 if something was added; zero between two pieces */
     uint64_t *filled;    /* `line` in bits, 64 lines a word */
     message_cursor *cursor;
-    int messages;
-    size_t at; /* elements of the segment passed on so far */
 };
 
 /* Words of `filled`, and 64 bytes of `line` each. */
@@ -80,27 +78,12 @@ static void begin_message(message_cursor *c, const unsigned char *message) {
     c->end = message + whole;
 }
 
-static void begin_messages(gg_pack_pieces *pieces, const void *const *message, int messages) {
-    pieces->messages = messages;
-    for (int m = 0; m < messages; ++m) begin_message(&pieces->cursor[m], message[m]);
-}
-
-/* The next part, whose elements are not read. */
-static void pass_part(message_cursor *c, const gg_segment *segment, int i) {
-    (void)gg_packed_part(segment, i, c->form, &c->at, c->end, &c->part); /* the message has been checked */
-}
-
 static void begin_part(message_cursor *c, const gg_segment *segment, int i) {
-    pass_part(c, segment, i);
+    (void)gg_packed_part(segment, i, c->form, &c->at, c->end, &c->part); /* the message has been checked */
     c->value = 0;
     if (segment->bin == 0) return;
     c->reader = reader_of(segment, c->part.codes, c->part.bytes);
     read_block(c);
-}
-
-static void begin_segment(gg_pack_pieces *pieces, const gg_segment *segment, int i) {
-    pieces->at = 0;
-    for (int m = 0; m < pieces->messages; ++m) begin_part(&pieces->cursor[m], segment, i);
 }
 
 /* The elements of a block in [begin, end), to the sum from `begin` on. */
@@ -160,45 +143,23 @@ static void clear_filled(gg_pack_pieces *pieces, size_t elements) {
     }
 }
 
-/* Passes on the elements of the segment that has been begun, up to `end`. */
-static void pass_on(gg_pack_pieces *pieces, const gg_segment *segment, size_t end, gg_pack_piece *piece,
-                    void *context) {
-    for (size_t begin = pieces->at, stop; begin < end; begin = stop) {
-        stop = end - begin < pieces->piece ? end : begin + pieces->piece;
-        const size_t lanes = (stop - begin + GG_LANES - 1) / GG_LANES * GG_LANES;
-        for (int m = 0; m < pieces->messages; ++m) add_elements(&pieces->cursor[m], segment, begin, stop, pieces);
+static void pass_segment(gg_pack_pieces *pieces, const gg_segment *segment, int messages, gg_pack_piece *piece,
+                         void *context) {
+    for (size_t begin = 0, end; begin < segment->count; begin = end) {
+        end = segment->count - begin < pieces->piece ? segment->count : begin + pieces->piece;
+        const size_t lanes = (end - begin + GG_LANES - 1) / GG_LANES * GG_LANES;
+        for (int m = 0; m < messages; ++m) add_elements(&pieces->cursor[m], segment, begin, end, pieces);
         gather_lines(pieces, lanes);
         piece(context, segment->offset + begin, lanes, pieces->sum, (gg_lines){.bits = pieces->filled});
         clear_filled(pieces, lanes);
-        pieces->at = stop;
     }
 }
 
 void gg_unpack_pieces(const gg_packing *packing, gg_pack_pieces *pieces, const void *const *message, int messages,
-                      const bool *later, gg_pack_piece *piece, void *context) {
-    begin_messages(pieces, message, messages);
+                      gg_pack_piece *piece, void *context) {
+    for (int m = 0; m < messages; ++m) begin_message(&pieces->cursor[m], message[m]);
     for (int i = 0; i < packing->segments; ++i) {
-        const gg_segment *segment = &packing->segment[i];
-        if (later != NULL && later[i]) {
-            for (int m = 0; m < messages; ++m) pass_part(&pieces->cursor[m], segment, i);
-        } else {
-            begin_segment(pieces, segment, i);
-            pass_on(pieces, segment, segment->count, piece, context);
-        }
+        for (int m = 0; m < messages; ++m) begin_part(&pieces->cursor[m], &packing->segment[i], i);
+        pass_segment(pieces, &packing->segment[i], messages, piece, context);
     }
-}
-
-void gg_unpack_begin(const gg_packing *packing, gg_pack_pieces *pieces, const void *const *message, int messages,
-                     int which) {
-    begin_messages(pieces, message, messages);
-    for (int i = 0; i < which; ++i)
-        for (int m = 0; m < messages; ++m) pass_part(&pieces->cursor[m], &packing->segment[i], i);
-    begin_segment(pieces, &packing->segment[which], which);
-}
-
-void gg_unpack_up_to(const gg_packing *packing, gg_pack_pieces *pieces, int which, size_t count, gg_pack_piece *piece,
-                     void *context) {
-    const gg_segment *segment = &packing->segment[which];
-    const size_t whole = (count + GG_LANES - 1) / GG_LANES * GG_LANES;
-    pass_on(pieces, segment, whole < segment->count ? whole : segment->count, piece, context);
 }

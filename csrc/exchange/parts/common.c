@@ -243,17 +243,13 @@ void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction) {
     gg_allreduce_watch(reduction, strategy_waited, strategy);
 }
 
-gg_status gg_strategy_at_step(const gg_strategy *strategy, int64_t step, int first_layer, int last_layer,
-                              gg_status status) {
-    const gg_arena_layout *layout = strategy->env.layout;
-    if (status == GG_OK) return status;
-    if (layout->layers == 0) return gg_error_prefix(status, "step %lld: ", (long long)step);
-    return gg_error_prefix(status, "step %lld, layers '%s' to '%s': ", (long long)step, layout->layer[first_layer].name,
-                           layout->layer[last_layer].name);
-}
-
 gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_layer, gg_status status) {
-    return gg_strategy_at_step(strategy, strategy->step, first_layer, last_layer, status);
+    const gg_arena_layout *layout = strategy->env.layout;
+    const long long step = (long long)strategy->step;
+    if (status == GG_OK) return status;
+    if (layout->layers == 0) return gg_error_prefix(status, "step %lld: ", step);
+    return gg_error_prefix(status, "step %lld, layers '%s' to '%s': ", step, layout->layer[first_layer].name,
+                           layout->layer[last_layer].name);
 }
 
 gg_status gg_strategy_at_all(const gg_strategy *strategy, gg_status status) {

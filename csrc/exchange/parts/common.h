@@ -70,9 +70,6 @@ void gg_strategy_watch(gg_strategy *strategy, gg_allreduce *reduction);
 
 /* Adds "step 12, layers 'a' to 'b': " to the message of a failure, and returns it. */
 gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_layer, gg_status status);
-/* gg_strategy_at for gradients of an earlier step. */
-gg_status gg_strategy_at_step(const gg_strategy *strategy, int64_t step, int first_layer, int last_layer,
-                              gg_status status);
 /* gg_strategy_at for messages of all layers together. */
 gg_status gg_strategy_at_all(const gg_strategy *strategy, gg_status status);
 

@@ -43,9 +43,8 @@ static void dense_destroy(gg_reduction *reduction) {
     gg_free(reduction);
 }
 
-static const gg_reduction_table table = {dense_start,  dense_poll,     dense_wait,    dense_deliver,
-                                         dense_finish, dense_complete, dense_destroy, NULL,
-                                         NULL,         NULL,           NULL,          NULL};
+static const gg_reduction_table table = {dense_start,    dense_poll,    dense_wait, dense_deliver, dense_finish,
+                                         dense_complete, dense_destroy, NULL,       NULL};
 
 gg_status gg_dense_reduction_create(gg_strategy *owner, const gg_strategy_options *options, const gg_reduction_run *run,
                                     gg_reduction **out) {

@@ -67,19 +67,3 @@ gg_status gg_packed_messages_read(gg_packed_messages *m) {
     for (int i = 0; i < m->group->size; ++i) GG_TRY(gg_strategy_reach(m->owner, m->group, &m->sent[i], true, &read));
     return GG_OK;
 }
-
-size_t gg_packed_messages_bytes(const gg_packed_messages *m) {
-    size_t bytes = 0;
-    for (int i = 0; i < m->group->size; ++i)
-        if (i != m->group->rank) bytes += m->arrived[i].bytes;
-    return bytes;
-}
-
-void gg_packed_messages_keep(gg_packed_messages *m, const void **message) {
-    for (int i = 0; i < m->group->size; ++i) {
-        char *place = landing_of(m, i);
-        if (i == m->group->rank || message[i] == place) continue;
-        memcpy(place, message[i], m->arrived[i].bytes);
-        message[i] = place;
-    }
-}

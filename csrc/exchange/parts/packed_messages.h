@@ -38,9 +38,4 @@ gg_status gg_packed_messages_release(gg_packed_messages *m, int from);
 /* Waits until all peers have read the own message. */
 gg_status gg_packed_messages_read(gg_packed_messages *m);
 
-/* Bytes of the peers' messages, which have arrived. */
-size_t gg_packed_messages_bytes(const gg_packed_messages *m);
-/* Copies messages that lie in their senders' memory, so that no sender waits. message: one a rank, as from reach. */
-void gg_packed_messages_keep(gg_packed_messages *m, const void **message);
-
 #endif

@@ -1,11 +1,7 @@
-/* Private to the room: the sum of packed messages, read once, run by run in cache, without an array.
- *
- * A large weight's part may be left to the next forward pass, if that can make the weight's rows current as it reads
- * them. An update by itself waits for memory; beside products that wait is hidden. The messages are kept until then. */
+/* Private to the room: the sum of packed messages, read once, run by run in cache, without an array. */
 #ifndef GG_EXCHANGE_PARTS_PACKED_PIECES_H
 #define GG_EXCHANGE_PARTS_PACKED_PIECES_H
 
-#include "exchange/parts/left_rows.h"
 #include "exchange/parts/packed_messages.h"
 #include "exchange/parts/packed_source.h"
 
@@ -17,7 +13,8 @@ typedef struct gg_packed_pieces {
 
     gg_pack_pieces *pieces; /* NULL means that the sum is an array: no other call is made */
     const void **message;   /* one a rank, checked */
-    gg_left_rows rows;
+    gg_pack_piece *piece;   /* receives the sum */
+    void *context;
 } gg_packed_pieces;
 
 gg_status gg_packed_pieces_create(gg_packed_pieces *p);
@@ -25,12 +22,7 @@ void gg_packed_pieces_destroy(gg_packed_pieces *p); /* all zero is a no-op */
 
 /* Takes a rank's message for the next sum; checks it if it is another rank's. */
 gg_status gg_packed_pieces_take(gg_packed_pieces *p, int from, const void *message, size_t bytes);
-/* Passes on the sum after all messages have arrived, but for parts left to gg_packed_pieces_need. */
+/* Passes on the sum after all messages have arrived. */
 gg_status gg_packed_pieces_deliver(gg_packed_pieces *p, gg_pack_piece *piece, void *context);
-
-/* gg_reduction_need; asks: rows of this layer may be left. */
-void gg_packed_pieces_need(gg_packed_pieces *p, int layer, bool asks, gg_weight_rows *rows);
-bool gg_packed_pieces_may_leave(const gg_packed_pieces *p);
-bool gg_packed_pieces_asked(const gg_packed_pieces *p);
 
 #endif

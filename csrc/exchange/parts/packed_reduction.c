@@ -137,20 +137,6 @@ static gg_status collect_next(packed_reduction *s, bool wait, bool *done) {
     return GG_OK;
 }
 
-static void packed_need(gg_reduction *reduction, int layer, gg_weight_rows *rows) {
-    packed_reduction *s = (packed_reduction *)reduction;
-    gg_packed_pieces_need(&s->sum, layer, rows != NULL && s->owner->step >= s->compression.warmup, rows);
-}
-
-static bool packed_can_wait(const gg_reduction *reduction) {
-    const packed_reduction *s = (const packed_reduction *)reduction;
-    return gg_packed_pieces_may_leave(&s->sum) && (s->stage == COLLECTING || s->stage == SUMMED);
-}
-
-static bool packed_is_asked(const gg_reduction *reduction) {
-    return gg_packed_pieces_asked(&((const packed_reduction *)reduction)->sum);
-}
-
 /* Delivers the messages' sum in pieces, and the sums of whole parameters, which are in the data. */
 static gg_status deliver_pieces(packed_reduction *s, gg_reduction_piece *piece, void *context) {
     GG_TRY(gg_packed_pieces_deliver(&s->sum, piece, context));
@@ -236,7 +222,6 @@ static gg_status packed_start(gg_reduction *reduction, float *data, const float 
     packed_reduction *s = (packed_reduction *)reduction;
     if (s->stage != IDLE)
         GG_FAIL_CLEANUP(GG_ERROR_STATE, "packed sum of %zu values: started again before it was finished", s->count);
-    packed_need(reduction, GG_ALL_LAYERS, NULL);
     s->data = data;
     share = gg_packed_source_begin(&s->source, data, s->offset, share);
     const float scale = share[s->group->rank];
@@ -323,9 +308,8 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_free(s);
 }
 
-static const gg_reduction_table table = {packed_start,  packed_poll,     packed_wait,     packed_deliver,
-                                         packed_finish, packed_complete, packed_destroy,  packed_input,
-                                         packed_error,  packed_need,     packed_can_wait, packed_is_asked};
+static const gg_reduction_table table = {packed_start,    packed_poll,    packed_wait,  packed_deliver, packed_finish,
+                                         packed_complete, packed_destroy, packed_input, packed_error};
 
 static gg_status find_segments(packed_reduction *s) {
     int first = 0, end;

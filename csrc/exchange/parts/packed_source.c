@@ -27,7 +27,8 @@ static bool is_used(const gg_packed_source *s, const gg_arena *arena, const floa
     return arena->data == residue;
 }
 
-bool gg_packed_is_weight(const gg_arena_layout *layout, const gg_segment *one) {
+/* True if the segment is a linear layer's weight. */
+static bool is_weight(const gg_arena_layout *layout, const gg_segment *one) {
     const gg_parameter *weight = gg_factored_weight(layout, one->layer);
     return one->bin > 0 && weight != NULL && weight->offset == one->offset;
 }
@@ -42,7 +43,7 @@ gg_status gg_packed_source_factor(gg_packed_source *s, const gg_segment *segment
     GG_TRY_CLEANUP(gg_calloc((size_t)segments, sizeof *wish, "factors", &wish));
     for (int i = 0; i < segments; ++i) {
         const gg_segment *one = &segment[i];
-        if (gg_packed_is_weight(env->layout, one))
+        if (is_weight(env->layout, one))
             wish[wishes++] = (gg_factored_wish){.layer = one->layer, .run = gg_pack_run((size_t)one->bin)};
     }
     GG_TRY_CLEANUP(gg_factored_create(env->device, env->layout, wish, wishes, &s->factored));

@@ -49,7 +49,4 @@ void gg_packed_source_fill(gg_packed_source *source, size_t offset, size_t count
 void gg_packed_source_progress(gg_packed_source *source, size_t count);
 gg_status gg_packed_source_failure(gg_packed_source *source);
 
-/* True if the segment is a linear layer's weight. */
-bool gg_packed_is_weight(const gg_arena_layout *layout, const gg_segment *segment);
-
 #endif

@@ -31,9 +31,6 @@ typedef struct gg_reduction_table {
     /* NULL if `takes` is always false. */
     gg_status (*input)(gg_reduction *reduction, int layer, const gg_vectors *input, bool *taken);
     gg_status (*error)(gg_reduction *reduction, int layer, const gg_vectors *error);
-    void (*need)(gg_reduction *reduction, int layer, gg_weight_rows *rows); /* NULL leaves no rows */
-    bool (*can_wait)(const gg_reduction *reduction);                        /* NULL means never */
-    bool (*is_asked)(const gg_reduction *reduction);                        /* NULL means never */
 } gg_reduction_table;
 
 /* First member of every kind of reduction. */
@@ -88,21 +85,8 @@ static inline gg_status gg_reduction_poll(gg_reduction *reduction, bool *summed)
 /* Waits until the sum is complete. */
 static inline gg_status gg_reduction_wait(gg_reduction *reduction) { return reduction->table->wait(reduction); }
 
-/* True if wait() may be postponed to the next use of the sum, and finish() to the next start: no peer needs anything
- * more from this rank, and rows may have been asked for on this or another rank. The shares are not read any more. The
- * data must not be touched before the deliver. A poll may change the answer to true. */
-static inline bool gg_reduction_can_wait(const gg_reduction *reduction) {
-    return reduction->table->can_wait != NULL && reduction->table->can_wait(reduction);
-}
-
-/* True if rows of the next sum, or of the sum in flight, have been asked for (gg_reduction_need). */
-static inline bool gg_reduction_is_asked(const gg_reduction *reduction) {
-    return reduction->table->is_asked != NULL && reduction->table->is_asked(reduction);
-}
-
 /* Calls `piece` on the complete sum with runs that cover each element once, but for padding where the sum is zero. With
- * in_pieces, called once a sum, before the finish. If rows have been asked for, `piece` and its context stay valid up
- * to gg_reduction_need. */
+ * in_pieces, called once a sum, before the finish. */
 static inline gg_status gg_reduction_deliver(gg_reduction *reduction, gg_reduction_piece *piece, void *context) {
     return reduction->table->deliver(reduction, piece, context);
 }
@@ -122,15 +106,6 @@ static inline gg_status gg_reduction_input(gg_reduction *reduction, int layer, c
 }
 static inline gg_status gg_reduction_error(gg_reduction *reduction, int layer, const gg_vectors *error) {
     return reduction->table->error(reduction, layer, error);
-}
-
-#define GG_ALL_LAYERS (-1)
-
-/* Delivers the rows left for this layer's next use, or for all layers with GG_ALL_LAYERS. With `rows`, the next sum may
- * leave this weight's part again. If a part is left now, rows->make delivers it, as gg_weight_rows says, before any
- * other call. */
-static inline void gg_reduction_need(gg_reduction *reduction, int layer, gg_weight_rows *rows) {
-    if (reduction->table->need != NULL) reduction->table->need(reduction, layer, rows);
 }
 
 /* Starts, waits and finishes. */

@@ -11,8 +11,6 @@ typedef struct gg_reductions {
     gg_strategy *owner;
     const gg_buckets *buckets; /* borrowed */
     gg_reduction **of_chunk;   /* NULL means that none were created */
-    struct gg_summed *summed;  /* one a chunk */
-    int left;                  /* sums whose wait is postponed to the next step's use */
     bool takes;                /* some reduction takes inputs and errors (gg_reduction.takes) */
 } gg_reductions;
 
@@ -28,25 +26,11 @@ gg_status gg_reductions_at(const gg_reductions *reductions, int chunk, gg_status
 /* gg_reduction_start of a chunk, with this step's gradients. */
 gg_status gg_reductions_start(gg_reductions *reductions, int chunk, const float *share);
 
-/* gg_reduction_finish of a chunk. A failure names the layers, and the step of the gradients. */
+/* gg_reduction_finish of a chunk. A failure names the layers. */
 gg_status gg_reductions_finish(const gg_reductions *reductions, int chunk);
 
-/* Updates the weights with a chunk's complete sum of this step, but for rows left to gg_reductions_need. */
+/* Updates the weights with a chunk's complete sum of this step. */
 gg_status gg_reductions_update(gg_reductions *reductions, int chunk);
-
-/* Leaves a chunk's sum of this step to gg_reductions_need, if rows of it have been asked for and the wait may be
- * postponed. Else *left is false. A failure here and in the next two names the layers. */
-gg_status gg_reductions_leave(gg_reductions *reductions, int chunk, bool *left);
-
-/* gg_strategy_table.need, or with rows gg_strategy.need_rows. Waits for the layer's sum if it was left, and updates the
- * weights. */
-gg_status gg_reductions_need(gg_reductions *reductions, int layer, gg_weight_rows *rows);
-
-/* Waits for every postponed sum and applies it. */
-gg_status gg_reductions_need_all(gg_reductions *reductions);
-
-/* Updates all rows that were left, and subtracts sent values from the residues. Nothing is in flight. */
-void gg_reductions_settle(const gg_reductions *reductions);
 
 /* gg_reduction_complete of all reductions. */
 void gg_reductions_complete(const gg_reductions *reductions);

@@ -3,8 +3,7 @@
  *
  * A large number of compressed gradients travels in several messages. One message is chosen and packed while those
  * before it travel. Weights are updated from arrived messages while the others travel, unless the update needs norms,
- * which are those of all gradients. The first layers' messages go first. A wait that can be postponed happens at the
- * next forward pass's use of the layers, so the last messages travel beside the computation of the first layers. */
+ * which are those of all gradients. */
 #include "base/memory.h"
 #include "exchange/parts/flight.h"
 #include "exchange/parts/reductions.h"
@@ -19,7 +18,6 @@ typedef struct allreduce {
     gg_buckets buckets; /* each of one chunk */
     gg_reductions reductions;
     gg_compression_counts counts;
-    gg_flight flight; /* of the sums started last */
 } allreduce;
 
 static gg_status start_all(allreduce *s) {
@@ -36,46 +34,24 @@ static gg_status update(allreduce *s, int i) {
     return gg_reductions_at(&s->reductions, i, gg_reductions_update(&s->reductions, i));
 }
 
-/* Waits until the peers have read; without `all` leaves out sums whose finish can be postponed. */
-static gg_status finish(allreduce *s, bool all) {
-    for (int i = 0; i < s->buckets.chunk_count; ++i)
-        if (all || !gg_reduction_can_wait(s->reductions.of_chunk[i])) GG_TRY(gg_reductions_finish(&s->reductions, i));
-    return GG_OK;
-}
-
-/* Ends the exchange when all postponed sums have arrived. */
-static gg_status after_need(allreduce *s, gg_status status) {
-    if (s->reductions.left > 0 || s->flight.begin == 0) return status;
-    gg_flight_arrived(&s->flight, gg_transport_now(s->head.env.transport), 0);
-    gg_flight_end_all(&s->flight, &s->head, "gradients");
-    s->flight.begin = 0;
-    return status;
-}
-
-static gg_status need_all(allreduce *s) { return after_need(s, gg_reductions_need_all(&s->reductions)); }
-
 /* With norms no weight is updated before the last sum is complete. */
 static gg_status reduce_and_update(allreduce *s) {
-    gg_status status = GG_OK;
     gg_strategy *strategy = &s->head;
-    const bool measures = gg_updater_measures(strategy->env.updater), across = strategy->env.across_steps;
+    const bool measures = gg_updater_measures(strategy->env.updater);
     const int count = s->buckets.chunk_count;
-    GG_TRY_CLEANUP(need_all(s)); /* a rank without samples has needed no layer */
-    GG_TRY_CLEANUP(finish(s, true));
-    gg_flight_begin(&s->flight, strategy, -1);
-    GG_TRY_CLEANUP(start_all(s));
+    gg_flight flight = {0};
+    gg_flight_begin(&flight, strategy, -1);
+    GG_TRY(start_all(s));
     for (int i = 0; i < count; ++i) {
-        bool left = false;
-        if (across && !measures) GG_TRY_CLEANUP(gg_reductions_leave(&s->reductions, i, &left));
-        if (!left) GG_TRY_CLEANUP(gg_reductions_at(&s->reductions, i, gg_reduction_wait(s->reductions.of_chunk[i])));
-        if (i + 1 == count) gg_flight_complete(&s->flight, strategy);
-        if (!left && !measures) GG_TRY_CLEANUP(update(s, i));
+        GG_TRY(gg_reductions_at(&s->reductions, i, gg_reduction_wait(s->reductions.of_chunk[i])));
+        if (i + 1 == count) gg_flight_complete(&flight, strategy);
+        if (!measures) GG_TRY(update(s, i));
     }
     gg_strategy_measure(strategy, gg_state_gradients(strategy->env.state));
-    for (int i = 0; measures && i < count; ++i) GG_TRY_CLEANUP(update(s, i));
-    GG_TRY_CLEANUP(finish(s, !across));
-cleanup:
-    return after_need(s, status);
+    for (int i = 0; measures && i < count; ++i) GG_TRY(update(s, i));
+    for (int i = 0; i < count; ++i) GG_TRY(gg_reductions_finish(&s->reductions, i)); /* the peers have read */
+    gg_flight_end_all(&flight, strategy, "gradients");
+    return GG_OK;
 }
 
 static gg_status allreduce_end(gg_strategy *strategy) {
@@ -102,19 +78,9 @@ static void complete_residue(gg_strategy *strategy) {
 }
 
 static gg_status allreduce_settle(gg_strategy *strategy) {
-    allreduce *s = (allreduce *)strategy;
-    GG_TRY(need_all(s));
-    GG_TRY(finish(s, true));
-    gg_reductions_settle(&s->reductions);
+    complete_residue(strategy);
     return GG_OK;
 }
-
-static gg_status allreduce_need_rows(gg_strategy *strategy, int layer, gg_weight_rows *rows) {
-    allreduce *s = (allreduce *)strategy;
-    return after_need(s, gg_reductions_need(&s->reductions, layer, rows));
-}
-
-static gg_status allreduce_need(gg_strategy *strategy, int layer) { return allreduce_need_rows(strategy, layer, NULL); }
 
 static void allreduce_destroy(gg_strategy *strategy) {
     allreduce *s = (allreduce *)strategy;
@@ -124,8 +90,8 @@ static void allreduce_destroy(gg_strategy *strategy) {
     gg_free(strategy);
 }
 
-static const gg_strategy_table table = {gg_strategy_nothing,  allreduce_need, gg_strategy_no_layer,
-                                        gg_strategy_progress, allreduce_end,  allreduce_settle,
+static const gg_strategy_table table = {gg_strategy_nothing,  gg_strategy_no_layer, gg_strategy_no_layer,
+                                        gg_strategy_progress, allreduce_end,        allreduce_settle,
                                         allreduce_destroy};
 
 static gg_status allreduce_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
@@ -135,8 +101,6 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
     made->head.table = &table;
     made->head.env = *env;
     made->head.averages_gradients = true;
-    made->head.current_at_end = true;
-    made->head.need_rows = allreduce_need_rows;
     made->head.complete_residue = complete_residue;
     bool accumulates;
     GG_TRY_CLEANUP(gg_strategy_accumulate(options, env, &accumulates));

@@ -2,8 +2,7 @@
  *
  * 1. A bucket's reduction starts when the gradients of its layers are final, last layers first, and progresses in the
  *    polls between nodes.
- * 2. When it is complete, the bucket is updated: its weights are not used any more in this step. A bucket may also be
- *    left to the next forward pass, which updates rows as it reads them.
+ * 2. When it is complete, the bucket is updated: its weights are not used any more in this step.
  * 3. The end of the step waits for the rest.
  *
  * Sums and updates are those of AllReduce, element by element, so the bits are equal. Updates that need norms of all
@@ -82,13 +81,10 @@ static gg_status layerwise_begin(gg_strategy *strategy) {
     return GG_OK;
 }
 
-static gg_status layerwise_need_rows(gg_strategy *strategy, int layer, gg_weight_rows *rows) {
+static gg_status layerwise_need(gg_strategy *strategy, int layer) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
-    if (s->gossip != NULL) return by_gossip(s, s->gossip->table->need(s->gossip, layer));
-    return gg_reductions_need(&s->reductions, layer, rows);
+    return s->gossip != NULL ? by_gossip(s, s->gossip->table->need(s->gossip, layer)) : GG_OK;
 }
-
-static gg_status layerwise_need(gg_strategy *strategy, int layer) { return layerwise_need_rows(strategy, layer, NULL); }
 
 static gg_status layerwise_offer_input(gg_strategy *strategy, int layer, const gg_vectors *input, bool *taken) {
     return gg_reductions_input(&((const layerwise_allreduce *)strategy)->reductions, layer, input, taken);
@@ -200,7 +196,7 @@ static void complete_residues(gg_strategy *strategy) {
 static gg_status layerwise_settle(gg_strategy *strategy) {
     layerwise_allreduce *s = (layerwise_allreduce *)strategy;
     GG_TRY(layerwise_rest(strategy));
-    gg_reductions_settle(&s->reductions);
+    gg_reductions_complete(&s->reductions);
     if (s->gossip != NULL) GG_TRY(by_gossip(s, s->gossip->table->settle(s->gossip)));
     return GG_OK;
 }
@@ -254,7 +250,6 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     s->head.averages_gradients = true;
     s->head.current_at_end = !hierarchical;
     s->head.complete_residue = complete_residues;
-    s->head.need_rows = layerwise_need_rows;
     s->head.buckets = &s->buckets;
     s->group = env->transport;
     bool accumulates = false;

@@ -133,7 +133,6 @@ static gg_status strict_create(gg_device *device, const gg_op_desc *desc, gg_op 
     op->head = *op->native;
     op->head.type = &op->class;
     op->head.backend = gg_backend_strict.name;
-    op->head.makes_rows = false; /* the host does not call into what the device computes */
     op->class = (gg_op_class){.prepare = type->prepare != NULL ? strict_prepare : NULL,
                               .forward = strict_forward,
                               .backward_weights = type->backward_weights != NULL ? strict_weights : NULL,
