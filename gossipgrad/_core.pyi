@@ -224,7 +224,8 @@ class Trainer:
         """The trained network: as given, or as changed since."""
     @property
     def isa(self) -> str: ...
-    def node_backends(self) -> list[str]: ...
+    def node_backends(self) -> list[str]:
+        """The table that computes each node, after the first step."""
     def convolutions(self, batch: int, training: bool, first: str | None = None, /) -> list[tuple[int, ...]]:
         """Convolutions of a training step or an evaluation with several algorithms, each once, the most expensive
         first: batch, channels, height, width, filters, two paddings, bias, ReLU, window. first: the table that comes
@@ -261,8 +262,10 @@ class Trainer:
         """Facts of the last training step on a device that captures work: "pieces", those "replayed", and the reason if
         nothing is captured ("failure", or None). None: it does not capture, or before the first step.
         """
-    def partitioned_fc(self) -> list[str]: ...
-    def compressed_families(self) -> list[str]: ...
+    def partitioned_fc(self) -> list[str]:
+        """Layers whose inputs and errors have been exchanged in a step so far."""
+    def compressed_families(self) -> list[str]:
+        """Families of the network's layers if the strategy compresses; else none."""
     def bytes(self) -> int: ...
     # training
     def begin(
@@ -385,7 +388,8 @@ class Trainer:
         operands, each moved once. with_update: the update computed the gradient of this weight in the last step, so
         seconds are of the bias alone.
         """
-    def set_timing(self, on: bool, /) -> None: ...
+    def set_timing(self, on: bool, /) -> None:
+        """Starts or ends the timing of each pass of each operation."""
 
 @final
 class Exchange:
@@ -416,7 +420,8 @@ class Exchange:
     # a step of a rank
     def begin(self, rank: int, batches: Sequence[int] | None = None, /) -> None:
         """batches: the samples of every rank of the group in this step; None: all have equal weight."""
-    def need(self, rank: int, layer: int, /) -> None: ...
+    def need(self, rank: int, layer: int, /) -> None:
+        """Waits until the layer's weights are current."""
     def ready(self, rank: int, layer: int, addresses: list[int] | None = None, /) -> None:
         """In any order of the layers, once each. addresses: for each parameter of the layer the address of a large
         one's gradient, valid until this call returns, and 0 for those in the arena.

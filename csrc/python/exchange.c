@@ -232,10 +232,10 @@ static PyObject *exchange_get_workers(PyObject *self, void *unused) {
 
 static PyGetSetDef properties[] = {
     {"step", exchange_get_step, exchange_set_step, "Steps done; of a virtual cluster, by its rank 0.", STEP},
-    {"moments_since", exchange_get_since, exchange_set_since, "The step in which the moments were zero.", NULL},
+    {"moments_since", exchange_get_since, exchange_set_since, NULL, NULL},
     {"push_sum_since", exchange_get_step, exchange_set_step, "The step in which push-sum's scalars were 1.",
      PUSH_SUM_SINCE},
-    {"workers", exchange_get_workers, NULL, "How many ranks of the team train: the first ones.", NULL},
+    {"workers", exchange_get_workers, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 #define MAX_METHODS 44

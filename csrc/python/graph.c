@@ -270,27 +270,17 @@ static PyObject *initial_weights(PyObject *self, PyObject *argument) {
 }
 
 static PyMethodDef methods[] = {
-    {"input", GG_PY_KEYWORDS(add_input), "Adds the input node."},
-    {"layer", GG_PY_KEYWORDS(add_layer),
-     "Adds a layer; returns its node number. The options are those of the kind, under the names of Layer.options()."},
-    {"set_factors", set_factors, METH_VARARGS,
-     "set_factors($self, node, lr, weight_decay, /)\n--\n\nWhat multiplies the optimiser's of a layer's weights and of "
-     "its biases: two pairs."},
-    {"finish", py_graph_finish, METH_VARARGS,
-     "finish($self, *heads)\n--\n\nNames the heads and closes the graph: node numbers, the main one first, or tuples "
-     "(node, training_only)."},
-    {"shape", py_graph_shape, METH_O, "shape($self, node, /)\n--\n\nThe shape of one sample's output."},
-    {"nodes", py_graph_nodes, METH_NOARGS, "One dict a node: name, kind, inputs, shape, parameters (count), macs."},
-    {"parameters", py_graph_parameters, METH_NOARGS, "Name, shape and role of each tensor."},
-    {"compressed", compressed_parameters, METH_O,
-     "compressed($self, options, /)\n--\n\nThe tensors that these options compress: family and elements of a bin."},
-    {"units", unit_groups, METH_NOARGS,
-     "One dict a group of units that leave together: layers (that produce them), readers, units (count), rule, fixed "
-     "(why none can leave), single (why they are not compared)."},
-    {"same_layout", same_layout, METH_O,
-     "same_layout($self, other, /)\n--\n\nWhether nodes, shapes, parameters and heads are the same."},
-    {"initial_weights", initial_weights, METH_O,
-     "initial_weights($self, seed, /)\n--\n\nThe weights that training starts from."},
+    {"input", GG_PY_KEYWORDS(add_input), NULL},
+    {"layer", GG_PY_KEYWORDS(add_layer), NULL},
+    {"set_factors", set_factors, METH_VARARGS, "set_factors($self, node, lr, weight_decay, /)\n--\n\n"},
+    {"finish", py_graph_finish, METH_VARARGS, "finish($self, *heads)\n--\n\n"},
+    {"shape", py_graph_shape, METH_O, "shape($self, node, /)\n--\n\n"},
+    {"nodes", py_graph_nodes, METH_NOARGS, NULL},
+    {"parameters", py_graph_parameters, METH_NOARGS, NULL},
+    {"compressed", compressed_parameters, METH_O, "compressed($self, options, /)\n--\n\n"},
+    {"units", unit_groups, METH_NOARGS, NULL},
+    {"same_layout", same_layout, METH_O, "same_layout($self, other, /)\n--\n\n"},
+    {"initial_weights", initial_weights, METH_O, "initial_weights($self, seed, /)\n--\n\n"},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot slots[] = {{Py_tp_doc, "Layers as nodes. Node numbers start at 0; the input is a node."},

@@ -142,18 +142,15 @@ static PyObject *py_info_rate(PyObject *module, PyObject *args, PyObject *kwargs
 }
 
 static PyMethodDef functions[] = {
-    {"info", py_info_info, METH_NOARGS,
-     "compiler, cpu, isa, isas, bfloat16, bfloat16_is_fast, paired, cores, onednn, mpi{...}"},
-    {"find_device", py_info_find_device, METH_VARARGS,
-     "find_device($module, name, /)\n--\n\nThe kind and the number of a device; an error says which there are."},
-    {"cuda", py_info_cuda, METH_NOARGS,
-     "GPUs that can be used, why there are none, lines on them and their libraries."},
-    {"memory", py_info_memory, METH_NOARGS, "Live bytes of the core, allocations ever made."},
-    {"shard", GG_PY_KEYWORDS(py_info_shard), "Which samples a rank has."},
-    {"division", GG_PY_KEYWORDS(gg_py_division), "A rank's order of the samples that are left of an epoch."},
-    {"permutation", GG_PY_KEYWORDS(py_info_permutation), "0 to n - 1 in an order drawn by the seed."},
-    {"random_uniform", GG_PY_KEYWORDS(random_uniform), "Philox numbers in [0, 1)."},
-    {"rate", GG_PY_KEYWORDS(py_info_rate), "The learning rate of a schedule at a step."},
+    {"info", py_info_info, METH_NOARGS, NULL},
+    {"find_device", py_info_find_device, METH_VARARGS, "find_device($module, name, /)\n--\n\n"},
+    {"cuda", py_info_cuda, METH_NOARGS, NULL},
+    {"memory", py_info_memory, METH_NOARGS, NULL},
+    {"shard", GG_PY_KEYWORDS(py_info_shard), NULL},
+    {"division", GG_PY_KEYWORDS(gg_py_division), NULL},
+    {"permutation", GG_PY_KEYWORDS(py_info_permutation), NULL},
+    {"random_uniform", GG_PY_KEYWORDS(random_uniform), NULL},
+    {"rate", GG_PY_KEYWORDS(py_info_rate), NULL},
     {NULL, NULL, 0, NULL}};
 
 int gg_py_add_info(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -1,7 +1,8 @@
 /* Private to the room: declarations shared by the files of the extension module.
  *
  * The core has process-wide state (MPI), so the module serves one interpreter. Every call into the core that computes
- * or communicates releases the GIL. Only this room turns errors into exceptions. */
+ * or communicates releases the GIL. Only this room turns errors into exceptions. gossipgrad/_core.pyi documents all
+ * functions; tables of methods have signatures alone. */
 #ifndef GG_PYTHON_PYTHON_H
 #define GG_PYTHON_PYTHON_H
 

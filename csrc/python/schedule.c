@@ -136,12 +136,10 @@ static PyObject *push_sum_scalar(PyObject *module, PyObject *args, PyObject *kwa
     return result;
 }
 
-static PyMethodDef functions[] = {
-    {"partners", GG_PY_KEYWORDS(py_schedule_partners), "(send to, receive from); -1: nobody."},
-    {"groups", GG_PY_KEYWORDS(py_schedule_groups), "The groups of ranks in a turn."},
-    {"schedule", GG_PY_KEYWORDS(py_schedule_schedule),
-     "The steps of a cycle, and those after which every rank's data have reached all ranks, and all have met."},
-    {"push_sum_scalar", GG_PY_KEYWORDS(push_sum_scalar), "The scalar of a rank before a step."},
-    {NULL, NULL, 0, NULL}};
+static PyMethodDef functions[] = {{"partners", GG_PY_KEYWORDS(py_schedule_partners), NULL},
+                                  {"groups", GG_PY_KEYWORDS(py_schedule_groups), NULL},
+                                  {"schedule", GG_PY_KEYWORDS(py_schedule_schedule), NULL},
+                                  {"push_sum_scalar", GG_PY_KEYWORDS(push_sum_scalar), NULL},
+                                  {NULL, NULL, 0, NULL}};
 
 int gg_py_add_schedule(PyObject *module) { return PyModule_AddFunctions(module, functions); }

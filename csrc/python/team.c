@@ -453,42 +453,29 @@ static PyObject *py_team_nodes(PyObject *self, PyObject *args, PyObject *kwargs)
     return result;
 }
 
-static PyGetSetDef properties[] = {
-    {"kind", get_kind, NULL, "single, mpi or virtual.", NULL},
-    {"size", get_size, NULL, "Ranks of the team.", NULL},
-    {"rank", get_rank, NULL, "This process's rank; 0 for a virtual cluster.", NULL},
-    {"local", get_local, NULL, "Ranks in this process.", NULL},
-    {"timeout", get_timeout, set_timeout, "Seconds after which a wait fails; 0: never.", NULL},
-    {"no_collectives", get_no_collectives, set_no_collectives, "Other ranks may be anywhere: nothing collective.",
-     NULL},
-    {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef properties[] = {{"kind", get_kind, NULL, NULL, NULL},
+                                   {"size", get_size, NULL, NULL, NULL},
+                                   {"rank", get_rank, NULL, NULL, NULL},
+                                   {"local", get_local, NULL, NULL, NULL},
+                                   {"timeout", get_timeout, set_timeout, NULL, NULL},
+                                   {"no_collectives", get_no_collectives, set_no_collectives, NULL, NULL},
+                                   {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef methods[] = {
-    {"check_collectives", check_collectives, METH_NOARGS, "RuntimeError where nothing collective can be asked for."},
-    {"barrier", py_team_barrier, METH_NOARGS, "Waits until every process has come here."},
-    {"broadcast", GG_PY_KEYWORDS(py_team_broadcast), "Bytes of the root's process to all."},
-    {"nodes", GG_PY_KEYWORDS(py_team_nodes), "How many nodes of how many ranks."},
-    {"messages", GG_PY_KEYWORDS(py_team_messages),
-     "messages($self, sends, receives)\n--\n\nOne round of messages of all ranks of this process."},
-    {"counts", py_team_counts, METH_NOARGS, "Bytes and messages sent by ranks of this process; the latest clock."},
-    {"clocks", py_team_clocks, METH_NOARGS,
-     "(now, when its link out is idle again, its link in) of each rank; [] unless they are virtual."},
-    {"set_clocks", py_team_set_clocks, METH_O,
-     "set_clocks($self, clocks, /)\n--\n\nWhat clocks() gave, with nothing in flight."},
-    {"allgather", py_team_allgather, METH_O,
-     "allgather($self, data, /)\n--\n\nEvery process's bytes, one entry a process."},
-    {"agree", GG_PY_KEYWORDS(py_team_agree),
-     "agree($self, data, timeout=0.0)\n--\n\nThe same of bytes of one length on all, uncounted, with no effect on "
-     "other "
-     "messages."},
-    {"halt_begin", py_team_halt_begin, METH_O,
-     "halt_begin($self, step, /)\n--\n\nSteps begin, so many have been made; ranks may be told to stop together."},
-    {"halt_end", py_team_halt_end, METH_NOARGS, "Steps have ended."},
-    {"halt_until", py_team_halt_until, METH_VARARGS,
-     "halt_until($self, step, next, want, /)\n--\n\nUp to which step this process trains next, which wants to train "
-     "to `next`; `step`: all stop here."},
-    {"gather", py_team_gather, METH_O,
-     "gather($self, data, /)\n--\n\nThe same, but on rank 0 only; None on the others."},
+    {"check_collectives", check_collectives, METH_NOARGS, NULL},
+    {"barrier", py_team_barrier, METH_NOARGS, NULL},
+    {"broadcast", GG_PY_KEYWORDS(py_team_broadcast), NULL},
+    {"nodes", GG_PY_KEYWORDS(py_team_nodes), NULL},
+    {"messages", GG_PY_KEYWORDS(py_team_messages), "messages($self, sends, receives)\n--\n\n"},
+    {"counts", py_team_counts, METH_NOARGS, NULL},
+    {"clocks", py_team_clocks, METH_NOARGS, NULL},
+    {"set_clocks", py_team_set_clocks, METH_O, "set_clocks($self, clocks, /)\n--\n\n"},
+    {"allgather", py_team_allgather, METH_O, "allgather($self, data, /)\n--\n\n"},
+    {"agree", GG_PY_KEYWORDS(py_team_agree), "agree($self, data, timeout=0.0)\n--\n\n"},
+    {"halt_begin", py_team_halt_begin, METH_O, "halt_begin($self, step, /)\n--\n\n"},
+    {"halt_end", py_team_halt_end, METH_NOARGS, NULL},
+    {"halt_until", py_team_halt_until, METH_VARARGS, "halt_until($self, step, next, want, /)\n--\n\n"},
+    {"gather", py_team_gather, METH_O, "gather($self, data, /)\n--\n\n"},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot slots[] = {{Py_tp_doc, "A group of ranks."}, {Py_tp_new, py_team_new},
@@ -575,16 +562,12 @@ static PyObject *report_stalls(PyObject *module, PyObject *args, PyObject *kwarg
     Py_RETURN_NONE;
 }
 
-static PyMethodDef functions[] = {
-    {"first_to_report", py_first_to_report, METH_NOARGS,
-     "Has no rank of this job on this host reported a failure yet? True once, and where nobody can know."},
-    {"report_stalls", GG_PY_KEYWORDS(report_stalls),
-     "From now on waits between ranks that last so many seconds are reported; 0 or None: none is."},
-    {"mpi_start", GG_PY_KEYWORDS(mpi_start), "Starts MPI if nobody has."},
-    {"note_exit", mpi_note_exit, METH_O,
-     "note_exit($module, code, /)\n--\n\nThis process will end with this code, also where MPI is finalised before."},
-    {"abort", mpi_abort, METH_O, "abort($module, code, /)\n--\n\nEnds all ranks of the MPI world."},
-    {NULL, NULL, 0, NULL}};
+static PyMethodDef functions[] = {{"first_to_report", py_first_to_report, METH_NOARGS, NULL},
+                                  {"report_stalls", GG_PY_KEYWORDS(report_stalls), NULL},
+                                  {"mpi_start", GG_PY_KEYWORDS(mpi_start), NULL},
+                                  {"note_exit", mpi_note_exit, METH_O, "note_exit($module, code, /)\n--\n\n"},
+                                  {"abort", mpi_abort, METH_O, "abort($module, code, /)\n--\n\n"},
+                                  {NULL, NULL, 0, NULL}};
 
 int gg_py_add_team(PyObject *module) {
     gg_py_team_type = gg_py_add_type(module, &spec);

@@ -175,12 +175,11 @@ static PyObject *get_isa(PyObject *self, void *unused) {
     return PyUnicode_FromString(gg_isa_name(gg_exchange_asked(first_of(self))->devices.device.isa));
 }
 
-static PyGetSetDef properties[] = {
-    {"backend", get_backend, NULL, "onednn, native, or onednn+native: each from the faster.", NULL},
-    {"exchange", get_exchange, NULL, "The state of the ranks, and what exchanges it.", NULL},
-    {"graph", get_graph, NULL, "What is trained.", NULL},
-    {"isa", get_isa, NULL, "The kernels in use.", NULL},
-    {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef properties[] = {{"backend", get_backend, NULL, NULL, NULL},
+                                   {"exchange", get_exchange, NULL, NULL, NULL},
+                                   {"graph", get_graph, NULL, NULL, NULL},
+                                   {"isa", get_isa, NULL, NULL, NULL},
+                                   {NULL, NULL, NULL, NULL, NULL}};
 
 #define MAX_METHODS 63
 static PyMethodDef methods[MAX_METHODS + 1];

@@ -292,11 +292,6 @@ static PyObject *reset_carried(PyObject *self, PyObject *unused) {
 }
 
 PyMethodDef gg_py_trainer_batches[] = {
-    {"train_step", GG_PY_KEYWORDS(train_step), "One step, one batch a local rank; each rank's mean loss."},
-    {"bench", GG_PY_KEYWORDS(py_trainer_bench),
-     "Seconds of each of `steps` training steps on one batch, from completion to completion."},
-    {"evaluate", GG_PY_KEYWORDS(py_trainer_evaluate), "The consensus model, or every replica, on a set."},
-    {"predict", GG_PY_KEYWORDS(py_trainer_predict),
-     "Outputs of the consensus model: a list with an array for each head that is evaluated."},
-    {"reset_carried", reset_carried, METH_NOARGS, "State that layers carry from batch to batch becomes zero."},
-    {NULL, NULL, 0, NULL}};
+    {"train_step", GG_PY_KEYWORDS(train_step), NULL},        {"bench", GG_PY_KEYWORDS(py_trainer_bench), NULL},
+    {"evaluate", GG_PY_KEYWORDS(py_trainer_evaluate), NULL}, {"predict", GG_PY_KEYWORDS(py_trainer_predict), NULL},
+    {"reset_carried", reset_carried, METH_NOARGS, NULL},     {NULL, NULL, 0, NULL}};

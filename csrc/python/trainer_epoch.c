@@ -350,21 +350,15 @@ static PyObject *sample_ids(PyObject *self, PyObject *args, PyObject *kwargs) {
 }
 
 PyMethodDef gg_py_trainer_epochs[] = {
-    {"begin", GG_PY_KEYWORDS(py_trainer_begin), "Makes the loaders and plans; returns the steps of an epoch."},
+    {"begin", GG_PY_KEYWORDS(py_trainer_begin), NULL},
     {"epoch", GG_PY_KEYWORDS(py_trainer_epoch),
-     "epoch($self, epoch, step=0, begun=0, done=None, divisions=None)\n--\n\n"
-     "Starts an epoch, or continues in it: orders the samples, zeroes the sums."},
-    {"position", py_trainer_position, METH_NOARGS,
-     "The position in an epoch: the arguments of epoch(), its steps, and the samples read on these ranks."},
-    {"counts", py_trainer_counts, METH_NOARGS, "What each local rank has counted since the epoch began."},
-    {"set_counts", py_trainer_set_counts, METH_O,
-     "set_counts($self, counts, /)\n--\n\nGoes on counting from what counts() gave."},
-    {"run", GG_PY_KEYWORDS(py_trainer_run),
-     "run($self, steps, watch=None)\n--\n\nUp to `steps` more steps of the epoch; returns the steps done so far."},
-    {"progress", py_trainer_progress, METH_NOARGS, "Of this process's ranks since the epoch began."},
-    {"end_epoch", py_trainer_end_epoch, METH_NOARGS,
-     "Completes what is in flight, and sums up the epoch over the ranks."},
-    {"audit_samples", audit_samples, METH_NOARGS,
-     "Completes what is in flight, and counts the samples that all ranks hold."},
-    {"sample_ids", GG_PY_KEYWORDS(sample_ids), "Which sample is in each slot of a local rank."},
+     "epoch($self, epoch, step=0, begun=0, done=None, divisions=None)\n--\n\n"},
+    {"position", py_trainer_position, METH_NOARGS, NULL},
+    {"counts", py_trainer_counts, METH_NOARGS, NULL},
+    {"set_counts", py_trainer_set_counts, METH_O, "set_counts($self, counts, /)\n--\n\n"},
+    {"run", GG_PY_KEYWORDS(py_trainer_run), "run($self, steps, watch=None)\n--\n\n"},
+    {"progress", py_trainer_progress, METH_NOARGS, NULL},
+    {"end_epoch", py_trainer_end_epoch, METH_NOARGS, NULL},
+    {"audit_samples", audit_samples, METH_NOARGS, NULL},
+    {"sample_ids", GG_PY_KEYWORDS(sample_ids), NULL},
     {NULL, NULL, 0, NULL}};

@@ -411,30 +411,17 @@ cleanup:
     return result;
 }
 
-PyMethodDef gg_py_trainer_measures[] = {
-    {"node_algorithms", node_algorithms, METH_NOARGS,
-     "Of each node that is a convolution {pass: (table, algorithm)}, else None; after the first step."},
-    {"graphs", graphs, METH_NOARGS,
-     "How the last training step was given to a device that captures; None: it does not."},
-    {"convolutions", convolutions, METH_VARARGS,
-     "Those that have several algorithms, the most expensive first: batch, whether for training, which table is "
-     "first."},
-    {"measure_algorithms", measure_algorithms, METH_VARARGS,
-     "What each candidate takes for each pass: batch, whether for training, of which convolutions, within how many "
-     "seconds, which table is first."},
-    {"measure_tables", measure_tables, METH_VARARGS,
-     "Seconds of a training step with each table asked first, and why there are none: batch, within how many seconds, "
-     "and the algorithms of convolutions with either first, in place of those that are set."},
-    {"measure_step", measure_step, METH_O, "measure_step($self, batch, /)\n--\n\nSeconds of a training step."},
-    {"set_algorithms", set_algorithms, METH_VARARGS,
-     "The algorithms of these convolutions, and which table is first for these batch sizes, on the local ranks."},
-    {"node_backends", node_backends, METH_NOARGS, "Which table computes each node, after the first step."},
-    {"partitioned_fc", partitioned_fc, METH_NOARGS,
-     "Names of the layers whose inputs and errors were exchanged in some step so far."},
-    {"compressed_families", compressed_families, METH_NOARGS,
-     "Families of the network's layers, if the strategy compresses; else none."},
-    {"profile", profile, METH_NOARGS, "The operations of a training step, and their seconds since timing was set."},
-    {"set_timing", set_timing, METH_O,
-     "set_timing($self, on, /)\n--\n\nTimes each pass of each operation from now on, or stops."},
-    {"bytes", py_trainer_bytes, METH_NOARGS, "Memory of plans and arenas."},
-    {NULL, NULL, 0, NULL}};
+PyMethodDef gg_py_trainer_measures[] = {{"node_algorithms", node_algorithms, METH_NOARGS, NULL},
+                                        {"graphs", graphs, METH_NOARGS, NULL},
+                                        {"convolutions", convolutions, METH_VARARGS, NULL},
+                                        {"measure_algorithms", measure_algorithms, METH_VARARGS, NULL},
+                                        {"measure_tables", measure_tables, METH_VARARGS, NULL},
+                                        {"measure_step", measure_step, METH_O, "measure_step($self, batch, /)\n--\n\n"},
+                                        {"set_algorithms", set_algorithms, METH_VARARGS, NULL},
+                                        {"node_backends", node_backends, METH_NOARGS, NULL},
+                                        {"partitioned_fc", partitioned_fc, METH_NOARGS, NULL},
+                                        {"compressed_families", compressed_families, METH_NOARGS, NULL},
+                                        {"profile", profile, METH_NOARGS, NULL},
+                                        {"set_timing", set_timing, METH_O, "set_timing($self, on, /)\n--\n\n"},
+                                        {"bytes", py_trainer_bytes, METH_NOARGS, NULL},
+                                        {NULL, NULL, 0, NULL}};

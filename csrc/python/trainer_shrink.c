@@ -148,20 +148,16 @@ static PyObject *get_share(PyObject *self, void *unused) {
     return sums_by_layer(self, gg_shrink_plan_share);
 }
 
-static PyGetSetDef plan_properties[] = {
-    {"accepted", get_accepted, NULL, "Whether something leaves, and the loss on the probe allows it.", NULL},
-    {"left", get_left, NULL, "Of each layer of which units leave: which of its outputs, ascending.", NULL},
-    {"outputs", get_outputs, NULL,
-     "Of each layer that becomes smaller: how many outputs it has then; of attention heads; of a Pad zeros before and "
-     "behind, of a Slice its begin and end.",
-     NULL},
-    {"bound", get_bound, NULL, "Of each layer that may shrink: the sum of the bounds of the units that leave.", NULL},
-    {"share", get_share, NULL, "The same, as the share that a budget limits.", NULL},
-    {"loss_before", get_loss, NULL, "On the probe; None: there is none, or nothing leaves.", NULL},
-    {"loss_after", get_loss, NULL, "What it would be afterwards.", (void *)&shrink_plan_type},
-    {"parameters", get_plan_parameters, NULL, "Numbers that the smaller network trains.", NULL},
-    {"hash", get_hash, NULL, "Of what leaves and into what, the same on all ranks.", NULL},
-    {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef plan_properties[] = {{"accepted", get_accepted, NULL, NULL, NULL},
+                                        {"left", get_left, NULL, NULL, NULL},
+                                        {"outputs", get_outputs, NULL, NULL, NULL},
+                                        {"bound", get_bound, NULL, NULL, NULL},
+                                        {"share", get_share, NULL, NULL, NULL},
+                                        {"loss_before", get_loss, NULL, NULL, NULL},
+                                        {"loss_after", get_loss, NULL, NULL, (void *)&shrink_plan_type},
+                                        {"parameters", get_plan_parameters, NULL, NULL, NULL},
+                                        {"hash", get_hash, NULL, NULL, NULL},
+                                        {NULL, NULL, NULL, NULL, NULL}};
 
 static PyType_Slot plan_slots[] = {{Py_tp_doc, "What would leave a network, and what that changes."},
                                    {Py_tp_dealloc, shrink_plan_dealloc},
@@ -333,10 +329,7 @@ static PyObject *py_trainer_restore_graph(PyObject *self, PyObject *graph) {
 }
 
 PyMethodDef gg_py_trainer_shrinks[] = {
-    {"plan_shrink", GG_PY_KEYWORDS(py_trainer_plan_shrink),
-     "What would leave the network, and what the consensus model's loss would be."},
-    {"apply_shrink", py_trainer_apply_shrink, METH_VARARGS,
-     "apply_shrink($self, plan, graph, /)\n--\n\nGoes on with the smaller network of a plan."},
-    {"restore_graph", py_trainer_restore_graph, METH_O,
-     "restore_graph($self, graph, /)\n--\n\nGoes on with a network of other sizes, in which all arenas are zero."},
+    {"plan_shrink", GG_PY_KEYWORDS(py_trainer_plan_shrink), NULL},
+    {"apply_shrink", py_trainer_apply_shrink, METH_VARARGS, "apply_shrink($self, plan, graph, /)\n--\n\n"},
+    {"restore_graph", py_trainer_restore_graph, METH_O, "restore_graph($self, graph, /)\n--\n\n"},
     {NULL, NULL, 0, NULL}};

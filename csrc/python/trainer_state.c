@@ -92,10 +92,7 @@ static PyObject *py_trainer_reshape(PyObject *self, PyObject *args, PyObject *kw
 }
 
 PyMethodDef gg_py_trainer_state[] = {
-    {"reshape", GG_PY_KEYWORDS(py_trainer_reshape),
-     "Goes on with another strategy or size of batch, with the next batch of the same epoch."},
-    {"carried", py_trainer_carried, METH_VARARGS,
-     "carried($self, rank=0, /)\n--\n\nState that layers carry from batch to batch: rows by the layers' names."},
-    {"load_carried", load_carried, METH_VARARGS,
-     "load_carried($self, arrays, rank, /)\n--\n\nSets what carried() gave; {}: to zero."},
+    {"reshape", GG_PY_KEYWORDS(py_trainer_reshape), NULL},
+    {"carried", py_trainer_carried, METH_VARARGS, "carried($self, rank=0, /)\n--\n\n"},
+    {"load_carried", load_carried, METH_VARARGS, "load_carried($self, arrays, rank, /)\n--\n\n"},
     {NULL, NULL, 0, NULL}};
