@@ -16,7 +16,7 @@ struct gg_team {
     const char *kind;
     gg_virtual *cluster;     /* virtual only */
     gg_transport *transport; /* all others */
-    gg_mpi_halt *halt;       /* the transport's, of several ranks of MPI */
+    gg_halt *halt;           /* the transport's, of several processes */
     int size, local;
     atomic_int references;
     bool measured;
@@ -48,19 +48,38 @@ cleanup:
     return status;
 }
 
+static gg_status slow_down(gg_team *team, const gg_network *network) {
+    gg_transport *slow = NULL;
+    if (network == NULL) return GG_OK;
+    GG_TRY(gg_network_transport_create(team->transport, network, &slow));
+    team->transport = slow;
+    return GG_OK;
+}
+
 gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, double timeout,
                              gg_team **out) {
     gg_status status = GG_OK;
     gg_team *team = NULL;
-    gg_transport *slow = NULL;
     GG_TRY_CLEANUP(team_make("mpi", &team));
     GG_TRY_CLEANUP(gg_mpi_transport_create(use_world, fortran_handle, timeout, &team->transport));
     team->size = team->transport->size;
     team->halt = gg_mpi_transport_halt(team->transport);
-    if (network != NULL) {
-        GG_TRY_CLEANUP(gg_network_transport_create(team->transport, network, &slow));
-        team->transport = slow;
-    }
+    GG_TRY_CLEANUP(slow_down(team, network));
+    set_checks(team);
+cleanup:
+    if (status != GG_OK) gg_team_release(team), team = NULL;
+    *out = team;
+    return status;
+}
+
+gg_status gg_team_create_net(gg_net *net, const gg_network *network, double timeout, gg_team **out) {
+    gg_status status = GG_OK;
+    gg_team *team = NULL;
+    GG_TRY_CLEANUP(team_make("net", &team));
+    GG_TRY_CLEANUP(gg_net_transport_create(net, timeout, &team->transport));
+    team->size = team->transport->size;
+    if (team->size > 1) team->halt = gg_net_transport_halt(team->transport);
+    GG_TRY_CLEANUP(slow_down(team, network));
     set_checks(team);
 cleanup:
     if (status != GG_OK) gg_team_release(team), team = NULL;
@@ -119,24 +138,24 @@ gg_status gg_team_halt_begin(gg_team *team, int64_t step) {
     bool idle = false;
     if (team->halt == NULL) goto cleanup;
     for (int pause = 0;; ++pause) {
-        GG_TRY_CLEANUP(gg_mpi_halt_idle(team->halt, &idle));
+        GG_TRY_CLEANUP(gg_halt_idle(team->halt, &idle));
         if (idle) break;
         GG_TRY_CLEANUP(gg_pause(team->transport, pause, -1));
     }
     /* Equal on all ranks, even if one left an earlier round before it began. */
     GG_TRY_CLEANUP(gg_alloc((size_t)team->size * sizeof *rounds, "rounds of all ranks", &rounds));
-    round = gg_mpi_halt_round(team->halt);
+    round = gg_halt_round(team->halt);
     GG_TRY_CLEANUP(gg_agree(team->transport, &round, sizeof round, rounds));
     for (int rank = 0; rank < team->size; ++rank)
         if (rounds[rank] > round) round = rounds[rank];
-    gg_mpi_halt_begin(team->halt, round + 1, step);
+    gg_halt_begin(team->halt, round + 1, step);
 cleanup:
     gg_free(rounds);
     return status;
 }
 
 void gg_team_halt_end(gg_team *team) {
-    if (team->halt != NULL) gg_mpi_halt_end(team->halt);
+    if (team->halt != NULL) gg_halt_end(team->halt);
 }
 
 /* A wait of this rank at its limit, `seconds` long so far: as those of the transport. */
@@ -156,14 +175,14 @@ static gg_status halt_pause(gg_transport *transport, double *due, int round, dou
 gg_status gg_team_halt_until(gg_team *team, int64_t step, int64_t next, bool want, int64_t *until) {
     *until = next;
     if (team->halt == NULL) return GG_OK;
-    GG_TRY(gg_mpi_halt_look(team->halt, next, want));
-    const double begin = gg_mpi_halt_waits(team->halt, step) ? gg_clock_now() : 0;
+    GG_TRY(gg_halt_look(team->halt, next, want));
+    const double begin = gg_halt_waits(team->halt, step) ? gg_clock_now() : 0;
     double due = 0;
-    for (int round = 0; gg_mpi_halt_waits(team->halt, step); ++round) {
+    for (int round = 0; gg_halt_waits(team->halt, step); ++round) {
         GG_TRY(halt_pause(team->transport, &due, round, gg_clock_now() - begin));
-        GG_TRY(gg_mpi_halt_listen(team->halt));
+        GG_TRY(gg_halt_listen(team->halt));
     }
-    *until = gg_mpi_halt_until(team->halt, next);
+    *until = gg_halt_until(team->halt, next);
     return GG_OK;
 }
 

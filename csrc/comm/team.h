@@ -1,11 +1,12 @@
 /* A team: the ranks that train together. Some are local to this process.
  *
- * A single rank and a rank of MPI have one local rank; in a virtual cluster all ranks are local. Training runs a
- * function on every local rank and need not know the kind. Used by one thread at a time. */
+ * A single rank, a rank of MPI and one of net have one local rank; in a virtual cluster all ranks are local. Training
+ * runs a function on every local rank and need not know the kind. Used by one thread at a time. */
 #ifndef GG_COMM_TEAM_H
 #define GG_COMM_TEAM_H
 
 #include "comm/link.h"
+#include "comm/net/net.h"
 #include "comm/transport.h"
 #include "comm/virtual/virtual.h"
 
@@ -16,11 +17,13 @@ gg_status gg_team_create_single(gg_team **out);
  * must have been started. Collective. */
 gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, double timeout,
                              gg_team **out);
+/* Over links without MPI, as gg_net_transport_create; `net` outlives the team. Collective. */
+gg_status gg_team_create_net(gg_net *net, const gg_network *network, double timeout, gg_team **out);
 gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **out);
 void gg_team_retain(gg_team *team);
 void gg_team_release(gg_team *team); /* the last release destroys; NULL is a no-op */
 
-const char *gg_team_kind(const gg_team *team); /* "single", "mpi", "virtual" */
+const char *gg_team_kind(const gg_team *team); /* "single", "mpi", "net", "virtual" */
 int gg_team_size(const gg_team *team);
 int gg_team_rank(const gg_team *team);  /* of the first local rank */
 int gg_team_local(const gg_team *team); /* number of local ranks */
@@ -30,7 +33,7 @@ void gg_team_set_timeout(gg_team *team, double seconds);
 bool gg_team_get_clock(const gg_team *team, int local, gg_virtual_clock *out);
 bool gg_team_set_clock(gg_team *team, int local, gg_virtual_clock clock);
 
-/* Stops all ranks of MPI after one common step when a rank wants to stop (comm/mpi/mpi_halt.h); other teams ask nobody.
+/* Stops all processes after one common step when a rank wants to stop (comm/halt.h); other teams ask nobody.
  *
  * - Begin is called before a round of steps, after `step` steps. Collective; another collective call must precede the
  *   first gg_team_halt_until.

@@ -2,7 +2,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "comm/collective.h"
-#include "comm/mpi/mpi_halt.h"
+#include "comm/halt.h"
 #include "comm/mpi/mpi_transport.h"
 #include "comm/team.h"
 
@@ -130,15 +130,15 @@ static void test_shared_memory(void) {
 static void test_late_message(void) {
     gg_transport *t = NULL;
     CHECK_OK(gg_mpi_transport_create(true, 0, PATIENCE, &t));
-    gg_mpi_halt *halt = gg_mpi_transport_halt(t);
+    gg_halt *halt = gg_mpi_transport_halt(t);
     if (halt != NULL) {
-        gg_mpi_halt_begin(halt, t->rank == 0 ? 1 : 2, 0);
-        if (t->rank == 0) CHECK_OK(gg_mpi_halt_look(halt, 5, true));
+        gg_halt_begin(halt, t->rank == 0 ? 1 : 2, 0);
+        if (t->rank == 0) CHECK_OK(gg_halt_look(halt, 5, true));
         const double begin = gg_clock_now();
-        for (int round = 0; gg_clock_now() - begin < 0.2; ++round) CHECK_OK(gg_mpi_halt_listen(halt));
-        CHECK_INT(gg_mpi_halt_until(halt, 100), t->rank == 0 ? 5 : 100);
-        CHECK(gg_mpi_halt_waits(halt, 5) == (t->rank == 0));
-        gg_mpi_halt_end(halt);
+        for (int round = 0; gg_clock_now() - begin < 0.2; ++round) CHECK_OK(gg_halt_listen(halt));
+        CHECK_INT(gg_halt_until(halt, 100), t->rank == 0 ? 5 : 100);
+        CHECK(gg_halt_waits(halt, 5) == (t->rank == 0));
+        gg_halt_end(halt);
         CHECK_OK(gg_barrier(t));
     }
     gg_transport_destroy(t);

@@ -1,31 +1,51 @@
-#include "comm/mpi/mpi_halt.h"
-
+/* Limits of ranks that stop together, as messages of MPI. */
 #include "base/memory.h"
 #include "comm/mpi/mpi_private.h"
 
 #define TAG_LIMIT 1
 
-/* A rank's message, once a round. */
-typedef struct limit {
-    int64_t round, step;
-} limit;
-
-struct gg_mpi_halt {
+struct gg_mpi_limits {
     MPI_Comm comm; /* its own: whatever else is sent, and in which order, does not matter */
     int rank, size;
-    int64_t round; /* the last one that has begun */
-    bool begun;    /* and has not ended */
-    bool told;     /* this rank's limit, which `next` then stays */
-    int64_t next;  /* the step that it trains to */
-    int64_t most;  /* the greatest limit that is known, */
-    int known;     /* of so many */
-    limit own;     /* as it is sent: MPI reads it until all of `sent` are complete */
     MPI_Request *sent;
+    gg_halt *halt;
 };
 
-gg_status gg_mpi_halt_create(MPI_Comm comm, gg_mpi_halt **out) {
+static gg_status limits_tell(void *context, const gg_halt_limit *limit) {
+    const gg_mpi_limits *limits = context;
+    for (int rank = 0; rank < limits->size; ++rank)
+        if (rank != limits->rank)
+            GG_TRY_MPI(MPI_Isend, limit, (int)sizeof *limit, MPI_BYTE, rank, TAG_LIMIT, limits->comm,
+                       &limits->sent[rank]);
+    return GG_OK;
+}
+
+static gg_status limits_hear(void *context, gg_halt_limit *limit, bool *heard) {
+    const gg_mpi_limits *limits = context;
+    MPI_Status found;
+    int flag = 0;
+    GG_TRY_MPI(MPI_Iprobe, MPI_ANY_SOURCE, TAG_LIMIT, limits->comm, &flag, &found);
+    *heard = flag != 0;
+    if (flag)
+        GG_TRY_MPI(MPI_Recv, limit, (int)sizeof *limit, MPI_BYTE, found.MPI_SOURCE, TAG_LIMIT, limits->comm,
+                   MPI_STATUS_IGNORE);
+    return GG_OK;
+}
+
+static gg_status limits_are_idle(void *context, bool *idle) {
+    const gg_mpi_limits *limits = context;
+    for (int rank = 0; rank < limits->size; ++rank) {
+        int flag = 0;
+        GG_TRY_MPI(MPI_Test, &limits->sent[rank], &flag, MPI_STATUS_IGNORE);
+        *idle = *idle && flag;
+    }
+    return GG_OK;
+}
+
+gg_status gg_mpi_limits_create(MPI_Comm comm, gg_mpi_limits **out) {
+    static const gg_halt_wire wire = {.tell = limits_tell, .hear = limits_hear, .is_idle = limits_are_idle};
     gg_status status = GG_OK;
-    gg_mpi_halt *made = NULL;
+    gg_mpi_limits *made = NULL;
     *out = NULL;
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "where ranks stop", &made));
     made->comm = MPI_COMM_NULL;
@@ -35,96 +55,21 @@ gg_status gg_mpi_halt_create(MPI_Comm comm, gg_mpi_halt **out) {
     GG_TRY_MPI_CLEANUP(MPI_Comm_size, made->comm, &made->size);
     GG_TRY_CLEANUP(gg_alloc((size_t)made->size * sizeof(MPI_Request), "where ranks stop", &made->sent));
     for (int rank = 0; rank < made->size; ++rank) made->sent[rank] = MPI_REQUEST_NULL;
+    GG_TRY_CLEANUP(gg_halt_create(made->rank, made->size, &wire, made, &made->halt));
     *out = made;
     made = NULL;
 cleanup:
-    gg_mpi_halt_destroy(made, false);
+    gg_mpi_limits_destroy(made, false);
     return status;
 }
 
-void gg_mpi_halt_destroy(gg_mpi_halt *halt, bool touch_mpi) {
-    bool idle = true;
-    if (halt == NULL) return;
-    if (touch_mpi) {
-        gg_mpi_halt_end(halt);
-        if (gg_mpi_halt_idle(halt, &idle) != GG_OK) idle = false;
-        (void)MPI_Comm_free(&halt->comm);
-    } else {
-        idle = !halt->told;
-    }
-    if (!idle) return; /* MPI may still read it */
-    gg_free(halt->sent);
-    gg_free(halt);
+void gg_mpi_limits_destroy(gg_mpi_limits *limits, bool touch_mpi) {
+    if (limits == NULL) return;
+    const bool idle = gg_halt_destroy(limits->halt, touch_mpi);
+    if (touch_mpi) (void)MPI_Comm_free(&limits->comm);
+    if (!idle) return; /* MPI may still read and write it */
+    gg_free(limits->sent);
+    gg_free(limits);
 }
 
-int64_t gg_mpi_halt_round(const gg_mpi_halt *halt) { return halt->round; }
-
-void gg_mpi_halt_begin(gg_mpi_halt *halt, int64_t round, int64_t step) {
-    halt->round = round;
-    halt->begun = true;
-    halt->told = false;
-    halt->next = halt->most = step;
-    halt->known = 0;
-}
-
-void gg_mpi_halt_end(gg_mpi_halt *halt) { halt->begun = false; }
-
-static void learn(gg_mpi_halt *halt, int64_t step) {
-    halt->known++;
-    if (step > halt->most) halt->most = step;
-}
-
-static gg_status tell(gg_mpi_halt *halt) {
-    halt->told = true;
-    halt->own = (limit){.round = halt->round, .step = halt->next};
-    learn(halt, halt->next);
-    for (int rank = 0; rank < halt->size; ++rank)
-        if (rank != halt->rank)
-            GG_TRY_MPI(MPI_Isend, &halt->own, (int)sizeof halt->own, MPI_BYTE, rank, TAG_LIMIT, halt->comm,
-                       &halt->sent[rank]);
-    return GG_OK;
-}
-
-gg_status gg_mpi_halt_listen(gg_mpi_halt *halt) {
-    MPI_Status found;
-    int flag = 0;
-    if (halt == NULL) return GG_OK;
-    for (;;) {
-        limit other;
-        GG_TRY_MPI(MPI_Iprobe, MPI_ANY_SOURCE, TAG_LIMIT, halt->comm, &flag, &found);
-        if (!flag) break;
-        GG_TRY_MPI(MPI_Recv, &other, (int)sizeof other, MPI_BYTE, found.MPI_SOURCE, TAG_LIMIT, halt->comm,
-                   MPI_STATUS_IGNORE);
-        if (halt->begun && other.round == halt->round) learn(halt, other.step);
-    }
-    if (halt->begun && halt->known > 0 && !halt->told) GG_TRY(tell(halt));
-    return GG_OK;
-}
-
-gg_status gg_mpi_halt_idle(gg_mpi_halt *halt, bool *idle) {
-    bool all = true;
-    GG_TRY(gg_mpi_halt_listen(halt));
-    for (int i = 0; i < halt->size; ++i) {
-        int flag = 0;
-        GG_TRY_MPI(MPI_Test, &halt->sent[i], &flag, MPI_STATUS_IGNORE);
-        all = all && flag;
-    }
-    *idle = all;
-    return GG_OK;
-}
-
-gg_status gg_mpi_halt_look(gg_mpi_halt *halt, int64_t next, bool want) {
-    if (!halt->told) halt->next = next;
-    GG_TRY(gg_mpi_halt_listen(halt));
-    if (want && halt->begun && !halt->told) GG_TRY(tell(halt));
-    return GG_OK;
-}
-
-bool gg_mpi_halt_waits(const gg_mpi_halt *halt, int64_t step) {
-    return halt->told && halt->known < halt->size && step >= halt->next;
-}
-
-int64_t gg_mpi_halt_until(const gg_mpi_halt *halt, int64_t next) {
-    const int64_t end = halt->known < halt->size ? halt->next : halt->most;
-    return halt->told && end < next ? end : next;
-}
+gg_halt *gg_mpi_limits_halt(const gg_mpi_limits *limits) { return limits != NULL ? limits->halt : NULL; }

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 
 #include "base/status.h"
-#include "comm/mpi/mpi_halt.h"
+#include "comm/halt.h"
 
 /* GG_ERROR_COMM with the name of the MPI function and MPI's own text; GG_OK for MPI_SUCCESS. */
 gg_status gg_mpi_check(int code, const char *function);
@@ -39,9 +39,13 @@ bool gg_mpi_first_of_host(const char *what);
 /* Returns when all ranks of `comm` have called it. Precedes MPI's own collective calls, which would wait for ever and
  * report nothing. GG_ERROR_COMM, naming `what`, after `timeout` seconds (0 means never) or if a rank has ended; the
  * communicator is then unusable. halt listens meanwhile; NULL means none. */
-gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_mpi_halt *halt);
+gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_halt *halt);
 /* Collective over `comm`. */
-gg_status gg_mpi_halt_create(MPI_Comm comm, gg_mpi_halt **out);
+typedef struct gg_mpi_limits gg_mpi_limits;
+gg_status gg_mpi_limits_create(MPI_Comm comm, gg_mpi_limits **out);
+/* Collective. touch_mpi false, after a failure, leaves the communicator alone. NULL is a no-op. */
+void gg_mpi_limits_destroy(gg_mpi_limits *limits, bool touch_mpi);
+gg_halt *gg_mpi_limits_halt(const gg_mpi_limits *limits); /* NULL of NULL */
 /* Seconds after which gg_mpi_stop reports that it waits for other ranks; 0 means never. */
 void gg_mpi_set_stop_timeout(double seconds);
 

@@ -31,7 +31,7 @@ typedef struct segment {
 
 struct gg_shared {
     MPI_Comm node;
-    gg_mpi_halt *halt;
+    gg_halt *halt;
     int ranks, place; /* of the node */
     int *place_of;    /* rank of the whole communicator -> place on this node, or -1 */
     uint32_t next_id;
@@ -177,7 +177,7 @@ static gg_status read_ranks_per_node(MPI_Comm comm, int *out) {
     return GG_OK;
 }
 
-gg_status gg_shared_create(MPI_Comm comm, gg_mpi_halt *halt, gg_shared **out) {
+gg_status gg_shared_create(MPI_Comm comm, gg_halt *halt, gg_shared **out) {
     gg_status status = GG_OK;
     gg_shared *made = NULL;
     const char *choice = getenv("GOSSIPGRAD_SHARED");

@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
-#include "comm/mpi/mpi_halt.h"
+#include "comm/halt.h"
 
 /* Smaller messages are sent directly. */
 #define GG_SHARED_MIN_BYTES 4096
@@ -37,7 +37,7 @@ typedef struct gg_shared gg_shared;
 /* Collective over `comm`. Never fails for lack of shared memory: *out then shares nothing, as with GOSSIPGRAD_SHARED=0.
  * GOSSIPGRAD_RANKS_PER_NODE=N, equal on all ranks, is for tests: N consecutive ranks count as a node. halt listens
  * while ranks wait for each other; NULL means none. */
-gg_status gg_shared_create(MPI_Comm comm, gg_mpi_halt *halt, gg_shared **out);
+gg_status gg_shared_create(MPI_Comm comm, gg_halt *halt, gg_shared **out);
 /* Collective. touch_mpi false, after a failure, leaves the communicator alone. */ void
 gg_shared_destroy(gg_shared *shared, bool touch_mpi);
 

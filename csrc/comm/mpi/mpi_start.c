@@ -6,12 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "comm/mpi/mpi_private.h"
 #include "comm/mpi/mpi_transport.h"
+#include "comm/one_thread.h"
 
 #ifdef OPEN_MPI
 #include <mpi-ext.h>
@@ -130,31 +130,12 @@ static gg_status mpi_alive(bool *initialised, bool *finalised) {
     return GG_OK;
 }
 
-static pid_t user; /* the thread that uses MPI */
-
-/* A thread that has been joined may exist for a while longer. */
-#define SECONDS_TO_END 1.0
-
-static bool thread_runs(pid_t thread) {
-    for (const double begin = gg_clock_now(); gg_clock_now() - begin < SECONDS_TO_END; gg_clock_sleep(1e-3))
-        if (syscall(SYS_tgkill, getpid(), thread, 0) != 0 && errno == ESRCH) return false;
-    return true;
-}
-
 gg_status gg_mpi_check_use(void) {
     bool initialised = false, finalised = false;
-    const pid_t self = (pid_t)syscall(SYS_gettid);
     GG_TRY(check_process());
     GG_TRY(mpi_alive(&initialised, &finalised));
     if (finalised) return gg_fail(GG_ERROR_STATE, "MPI has been finalised in this process");
-    if (user != self && user != 0 && user != getpid() && thread_runs(user))
-        return gg_fail(
-            GG_ERROR_STATE,
-            "thread %ld of this process uses MPI, which thread %ld cannot use before that one has ended; allowed: "
-            "calls of one thread, or comm=gossipgrad.VirtualCluster(p) in each",
-            (long)user, (long)self);
-    user = self;
-    return GG_OK;
+    return gg_one_thread_check("MPI");
 }
 
 /* Seconds that a rank which need not report waits for the reporting rank to end it. */

@@ -31,11 +31,11 @@ typedef struct mpi_transport {
     gg_transport transport; /* first: a gg_transport is cast to this */
     MPI_Comm comm;
     gg_shared *shared;
-    gg_mpi_halt *halt; /* NULL: there is one rank */
-    int *node_of;      /* transport.node_of */
-    int64_t group;     /* its number (mpi_private.h) */
-    size_t most;       /* bytes of a piece; a larger message is several pieces and a rest */
-    int epochs;        /* that tags tell from each other; 1: none */
+    gg_mpi_limits *limits; /* NULL: there is one rank */
+    int *node_of;          /* transport.node_of */
+    int64_t group;         /* its number (mpi_private.h) */
+    size_t most;           /* bytes of a piece; a larger message is several pieces and a rest */
+    int epochs;            /* that tags tell from each other; 1: none */
     /* A wait has seen a message of another epoch; one that still sees it a second later has waited in vain. Before
      * that, the awaited message may have just come: a barrier, after which a peer has begun the next epoch. */
     bool foreign;
@@ -96,7 +96,7 @@ static void mpi_destroy(gg_transport *transport) {
     int finalised = 0;
     bool touch = MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised && !own->broken;
     if (!own->unfinished) gg_shared_destroy(own->shared, touch);
-    gg_mpi_halt_destroy(own->halt, touch);
+    gg_mpi_limits_destroy(own->limits, touch);
     if (touch && own->comm != MPI_COMM_NULL) (void)MPI_Comm_free(&own->comm);
     gg_free(own->node_of);
     gg_free(own);
@@ -261,8 +261,8 @@ static void mpi_cancel(gg_transport *transport, gg_request *request) {
 static gg_status mpi_pause_round(gg_transport *transport, int round, gg_request *request) {
     gg_status status = GG_OK;
     (void)request;
-    if (round % GG_MPI_LISTEN_ROUNDS == GG_MPI_LISTEN_ROUNDS - 1)
-        GG_TRY_CLEANUP(gg_mpi_halt_listen(mpi_of(transport)->halt));
+    if (round % GG_HALT_LISTEN_ROUNDS == GG_HALT_LISTEN_ROUNDS - 1)
+        GG_TRY_CLEANUP(gg_halt_listen(gg_mpi_limits_halt(mpi_of(transport)->limits)));
     gg_clock_back_off(round);
 cleanup:
     if (status != GG_OK) mpi_of(transport)->broken = true;
@@ -415,8 +415,8 @@ static gg_status mpi_transport_create(bool use_world, int fortran_handle, double
     }
     const int64_t tags = flag && limit ? (int64_t)*limit + 1 : TAG_STEP;
     made->epochs = tags / TAG_STEP < 1 ? 1 : tags / TAG_STEP > MAX_EPOCHS ? MAX_EPOCHS : (int)(tags / TAG_STEP);
-    if (made->transport.size > 1) GG_TRY_CLEANUP(gg_mpi_halt_create(made->comm, &made->halt));
-    GG_TRY_CLEANUP(gg_shared_create(made->comm, made->halt, &made->shared));
+    if (made->transport.size > 1) GG_TRY_CLEANUP(gg_mpi_limits_create(made->comm, &made->limits));
+    GG_TRY_CLEANUP(gg_shared_create(made->comm, gg_mpi_limits_halt(made->limits), &made->shared));
     GG_TRY_CLEANUP(find_nodes(made));
     GG_TRY_CLEANUP(gg_mpi_group_open(made->comm, &made->group));
     *out = &made->transport;
@@ -438,6 +438,6 @@ gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, double tim
     return status;
 }
 
-gg_mpi_halt *gg_mpi_transport_halt(gg_transport *transport) { return mpi_of(transport)->halt; }
+gg_halt *gg_mpi_transport_halt(gg_transport *transport) { return gg_mpi_limits_halt(mpi_of(transport)->limits); }
 
 void gg_mpi_transport_limit(gg_transport *transport, size_t bytes) { mpi_of(transport)->most = bytes; }

@@ -2,7 +2,7 @@
 #ifndef GG_COMM_MPI_MPI_TRANSPORT_H
 #define GG_COMM_MPI_MPI_TRANSPORT_H
 
-#include "comm/mpi/mpi_halt.h"
+#include "comm/halt.h"
 #include "comm/transport.h"
 
 typedef struct gg_mpi_info {
@@ -44,7 +44,7 @@ bool gg_mpi_first_to_report(void);
  * timeout. */
 gg_status gg_mpi_transport_create(bool use_world, int fortran_handle, double timeout, gg_transport **out);
 /* The halt of the transport's ranks, owned by the transport, whose waits listen. NULL means one rank. */
-gg_mpi_halt *gg_mpi_transport_halt(gg_transport *transport);
+gg_halt *gg_mpi_transport_halt(gg_transport *transport);
 /* MPI counts in ints, so a message of more than INT_MAX bytes goes as pieces. For tests: sets the size of pieces, 64 to
  * INT_MAX bytes. Nothing is in flight; all ranks set one size. */
 void gg_mpi_transport_limit(gg_transport *transport, size_t bytes);

@@ -4,7 +4,7 @@
 #include "comm/stall.h"
 #include "comm/transport.h"
 
-gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_mpi_halt *halt) {
+gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_halt *halt) {
     gg_status status = GG_OK;
     MPI_Request all = MPI_REQUEST_NULL;
     gg_stall stall = {0};
@@ -18,7 +18,7 @@ gg_status gg_mpi_meet(MPI_Comm comm, double timeout, const char *what, gg_mpi_ha
     for (int round = 0;; ++round) {
         GG_TRY_MPI_CLEANUP(MPI_Test, &all, &come, MPI_STATUS_IGNORE);
         if (come) break;
-        if (round % GG_MPI_LISTEN_ROUNDS == 0) GG_TRY_CLEANUP(gg_mpi_halt_listen(halt));
+        if (round % GG_HALT_LISTEN_ROUNDS == 0) GG_TRY_CLEANUP(gg_halt_listen(halt));
         if (gg_check_due(&due, round)) GG_TRY_CLEANUP(gg_mpi_check_ranks(comm, 0));
         const double waited = gg_clock_now() - begin;
         if (timeout > 0 && waited >= timeout) {

@@ -94,6 +94,15 @@ gg_status gg_net_send(gg_net *net, gg_net_peer *peer, gg_request *request, bool 
     return gg_net_progress(net);
 }
 
+gg_status gg_net_post(gg_net *net, gg_net_peer *peer, uint32_t channel, int tag, const void *data, size_t bytes) {
+    gg_request *made = NULL;
+    GG_TRY(gg_calloc(1, sizeof *made + bytes, "message", &made));
+    memcpy(made + 1, data, bytes);
+    *made = (gg_request){.state = GG_REQUEST_SENDING, .tag = tag, .bytes = bytes, .data = made + 1};
+    *gg_net_link_of(made) = (gg_net_link){.channel = channel, .owned = true};
+    return gg_net_send(net, peer, made, true);
+}
+
 /* ---- creation and destruction ---- */
 
 static gg_status add_socket(gg_net *net, gg_net_peer *peer) {

@@ -13,6 +13,7 @@
 #ifndef GG_COMM_NET_NET_H
 #define GG_COMM_NET_NET_H
 
+#include "comm/halt.h"
 #include "comm/transport.h"
 
 typedef struct gg_net_options {
@@ -40,5 +41,7 @@ int gg_net_size(const gg_net *net);
 /* Collective, in one order on all ranks; fails if ranks have not come after `timeout` seconds (0 means for ever), which
  * becomes the transport's timeout. */
 gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **out);
+/* The halt of the transport's ranks, owned by the transport, whose waits listen. */
+gg_halt *gg_net_transport_halt(gg_transport *transport);
 
 #endif

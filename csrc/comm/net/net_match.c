@@ -72,10 +72,11 @@ static void unlink_stored(gg_net_peer *peer, gg_net_stored *before, const gg_net
     if (stored->next == NULL) peer->unasked_last = before;
 }
 
-gg_net_stored *gg_net_take(gg_net_peer *peer, uint32_t channel, int tag) {
+gg_net_stored *gg_net_take(gg_net_peer *peer, uint32_t channel, int tag, bool whole) {
     gg_net_stored *before = NULL, *at = peer->unasked;
     for (; at != NULL && (at->frame.tag != tag || at->frame.channel != channel); at = at->next) before = at;
-    if (at != NULL) unlink_stored(peer, before, at);
+    if (at == NULL || (whole && !at->whole)) return NULL;
+    unlink_stored(peer, before, at);
     return at;
 }
 
@@ -160,7 +161,7 @@ void gg_net_forget_channel(gg_net *net, uint32_t channel) {
 
 void gg_net_receive(gg_net_peer *peer, gg_request *request) {
     gg_net_link *link = gg_net_link_of(request);
-    link->stored = gg_net_take(peer, link->channel, request->tag);
+    link->stored = gg_net_take(peer, link->channel, request->tag, false);
     if (link->stored == NULL) gg_net_list(&peer->receives, &peer->receives_last, request);
     else match(link, &link->stored->frame);
 }

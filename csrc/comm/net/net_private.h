@@ -128,8 +128,9 @@ void gg_net_unlist(gg_request **first, gg_request **last, gg_request *request); 
 /* A frame has come: finds what receives its bytes. */
 gg_status gg_net_message_begins(gg_net *net, gg_net_peer *peer);
 void gg_net_message_ends(gg_net *net, gg_net_peer *peer);
-/* Takes out the oldest message of the channel and tag that no receive has asked for; NULL: there is none. */
-gg_net_stored *gg_net_take(gg_net_peer *peer, uint32_t channel, int tag);
+/* Takes out the oldest message of the channel and tag that no receive has asked for; NULL: there is none, or it must be
+ * whole and is not. */
+gg_net_stored *gg_net_take(gg_net_peer *peer, uint32_t channel, int tag, bool whole);
 void gg_net_drop_stored(gg_net *net, gg_net_stored *stored);
 /* Drops the channel's messages that no receive has asked for. */
 void gg_net_forget_channel(gg_net *net, uint32_t channel);
@@ -146,6 +147,8 @@ void gg_net_cancel(gg_net *net, gg_net_peer *peer, gg_request *request);
 gg_status gg_net_progress(gg_net *net);
 /* As gg_net_receive; copy: never as a place. */
 gg_status gg_net_send(gg_net *net, gg_net_peer *peer, gg_request *request, bool copy);
+/* Sends a copy of these bytes, which nobody waits for. */
+gg_status gg_net_post(gg_net *net, gg_net_peer *peer, uint32_t channel, int tag, const void *data, size_t bytes);
 
 /* ---- the node's memory (net_memory.c) ---- */
 

@@ -1,5 +1,6 @@
 /* The transport table of a channel. */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "comm/collective.h"
@@ -9,6 +10,7 @@ typedef struct net_transport {
     gg_transport transport; /* first: a gg_transport is cast to this */
     gg_net *net;
     gg_net_channel channel;
+    gg_halt *halt;
 } net_transport;
 
 static net_transport *net_of(gg_transport *transport) { return (net_transport *)transport; }
@@ -20,9 +22,42 @@ static void net_destroy(gg_transport *transport) {
     gg_net_channel **at = &own->net->channels;
     while (*at != &own->channel) at = &(*at)->next;
     *at = own->channel.next;
+    (void)gg_halt_destroy(own->halt, false);
     gg_net_forget_channel(own->net, own->channel.number);
     gg_free(own);
 }
+
+/* ---- limits of ranks that stop together ---- */
+
+#define TAG_LIMIT GG_TAG_LIMIT
+
+static gg_status limits_tell(void *context, const gg_halt_limit *limit) {
+    const net_transport *own = context;
+    for (int rank = 0; rank < own->transport.size; ++rank)
+        if (rank != own->transport.rank)
+            GG_TRY(gg_net_post(own->net, &own->net->peers[rank], own->channel.number, TAG_LIMIT, limit, sizeof *limit));
+    return GG_OK;
+}
+
+static gg_status limits_hear(void *context, gg_halt_limit *limit, bool *heard) {
+    const net_transport *own = context;
+    *heard = false;
+    GG_TRY(gg_net_progress(own->net));
+    for (int rank = 0; rank < own->transport.size && !*heard; ++rank) {
+        gg_net_stored *found = gg_net_take(&own->net->peers[rank], own->channel.number, TAG_LIMIT, true);
+        if (found == NULL) continue;
+        if (found->frame.bytes == sizeof *limit && found->frame.kind == GG_NET_BYTES) {
+            memcpy(limit, found->bytes, sizeof *limit);
+            *heard = true;
+        }
+        gg_net_drop_stored(own->net, found);
+    }
+    return GG_OK;
+}
+
+gg_halt *gg_net_transport_halt(gg_transport *transport) { return net_of(transport)->halt; }
+
+/* ---- the table ---- */
 
 static gg_status net_alloc(gg_transport *transport, size_t bytes, const char *what, void **out) {
     GG_TRY(gg_net_heap_alloc(net_of(transport)->net, bytes, out));
@@ -110,6 +145,7 @@ static void net_cancel(gg_transport *transport, gg_request *request) {
 static gg_status net_pause_round(gg_transport *transport, int round, gg_request *request) {
     gg_net *net = net_of(transport)->net;
     (void)request;
+    if (round % GG_HALT_LISTEN_ROUNDS == GG_HALT_LISTEN_ROUNDS - 1) GG_TRY(gg_halt_listen(net_of(transport)->halt));
     gg_clock_back_off(round < net->quiet ? round : net->quiet); /* the next piece of a message comes soon */
     if (net->quiet < 2 * GG_CLOCK_YIELDS) net->quiet++;         /* more make no longer sleep */
     return GG_OK;
@@ -160,6 +196,7 @@ static gg_status net_idle(gg_transport *transport, double seconds) {
 static const gg_transport_table tables[] = {TABLE(false), TABLE(true)};
 
 gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **out) {
+    static const gg_halt_wire wire = {.tell = limits_tell, .hear = limits_hear};
     net_transport *made = NULL;
     *out = NULL;
     GG_TRY(gg_calloc(1, sizeof *made, "net transport", &made));
@@ -172,7 +209,8 @@ gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **ou
     made->net = net;
     made->channel = (gg_net_channel){.next = net->channels, .number = net->next_channel++};
     net->channels = &made->channel;
-    gg_status status = gg_barrier(&made->transport);
+    gg_status status = gg_halt_create(net->rank, net->size, &wire, made, &made->halt);
+    if (status == GG_OK) status = gg_barrier(&made->transport);
     if (status == GG_OK) *out = &made->transport;
     else net_destroy(&made->transport);
     return gg_error_prefix(status, "making the group: ");
