@@ -46,7 +46,7 @@ class Graph:
 
 @final
 class Team:
-    """A group of ranks. kind: single, mpi, virtual."""
+    """A group of ranks. kind: single, mpi, net, virtual."""
 
     def __new__(
         cls,
@@ -542,6 +542,14 @@ def first_to_report() -> bool:
     """True if no rank of this job on this host has reported a failure yet: once, and if that cannot be known."""
 
 def mpi_start(launched: int = 0) -> None: ...
+def net_start(
+    rank: int, nodes: list[int], sockets: list[int], memory: int, ring_bytes: int, heap_bytes: int
+) -> None:
+    """Make this process's links to other ranks from connected sockets and the node's memory, which it takes over."""
+
+def net_stop() -> None:
+    """End these links."""
+
 def report_stalls(
     seconds: float,
     report: Callable[[int, int, int, int, str | None, str | None, str | None, float, bool], float] | None,

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from gossipgrad import _core
 from gossipgrad.errors import CommunicationError, integer, named_keywords, number, store, warn
-from gossipgrad.launch import agreement, failure, origin, preload, stall
+from gossipgrad.launch import agreement, failure, net, origin, preload, stall
 
 MAX_VIRTUAL_RANKS = 4096
 
@@ -162,7 +162,7 @@ def machines(team: _core.Team, network: Network | None) -> int:
 
 def by_mpi(comm: Any) -> bool:
     """True if the ranks of `comm`, as given to make_team, will be MPI's."""
-    if origin.parent_rank() is not None:
+    if origin.parent_rank() is not None or origin.by_net():
         return False
     return origin.is_launched() if comm is None else not isinstance(comm, VirtualCluster)
 
@@ -170,7 +170,8 @@ def by_mpi(comm: Any) -> bool:
 def refuse(comm: Any, call: str, error: Exception) -> NoReturn:
     """Raise this error, met before the group was made, on all ranks of `comm` that come to `call`."""
     is_group = comm is None or callable(getattr(comm, "py2f", None))
-    if by_mpi(comm) and is_group and (comm is not None or failure.launched_size() > 1):
+    several = by_mpi(comm) or (origin.by_net() and comm is None)
+    if several and is_group and (comm is not None or failure.launched_size() > 1):
         try:
             team = make_team(comm, agreement.error_patience(), error=error)
         except CommunicationError:  # the others never reach the creation of groups
@@ -208,6 +209,15 @@ def make_team(
             timeout=timeout,
         )
     origin.check()
+    if origin.by_net():
+        if comm is not None:
+            raise TypeError(
+                f"comm={comm!r}: these ranks were started with --transport net, without MPI; allowed: None, a "
+                "gossipgrad.VirtualCluster"
+            )
+        failure.guard()
+        net.connect(timeout)
+        return _core.Team("net", timeout=timeout, **links)
     launched = origin.launcher_world_size() or 0
     handle: dict[str, int] = {}
     if comm is None:

@@ -1,4 +1,4 @@
-/* _core.Team, and starting and ending MPI. */
+/* _core.Team, and starting and ending MPI and net. */
 #include <string.h>
 #include <unistd.h>
 
@@ -6,6 +6,7 @@
 #include "comm/collective.h"
 #include "comm/messages.h"
 #include "comm/mpi/mpi_transport.h"
+#include "comm/one_thread.h"
 #include "comm/stall.h"
 #include "comm/subgroup.h"
 #include "python/python.h"
@@ -24,10 +25,18 @@ int gg_py_team_check_process(const gg_py_team *team) {
     return -1;
 }
 
+/* The links of this process to the other ranks, without MPI; made by net_start and never replaced. */
+static gg_net *links;
+
+static gg_status check_links(void) {
+    if (links == NULL) return gg_fail(GG_ERROR_STATE, "this process has no links to other ranks: net_start makes them");
+    return gg_one_thread_check("the links to other ranks");
+}
+
 static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"kind",      "size",         "fortran_handle", "launched", "latency",
                             "bandwidth", "compute_rate", "timeout",        NULL};
-    static const char *const kinds[] = {"single", "mpi", "virtual"};
+    static const char *const kinds[] = {"single", "mpi", "virtual", "net"};
     const char *kind;
     PyObject *handle = Py_None;
     int launched = 0, fortran = 0;
@@ -39,7 +48,7 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iOidddd:Team", names, &kind, &options.size, &handle, &launched,
                                      &network->latency, &network->bandwidth, &options.compute_rate, &timeout))
         return -1;
-    int choice = gg_py_choice("kind", kind, kinds, 3);
+    int choice = gg_py_choice("kind", kind, kinds, 4);
     if (choice < 0) return -1;
     if (handle != Py_None) {
         fortran = (int)PyLong_AsLong(handle);
@@ -47,6 +56,7 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
     t->process = getpid();
     if (choice == 1) status = gg_mpi_check_use();
+    if (choice == 3) status = check_links();
     if (status != GG_OK) {
         gg_py_raise(status);
         return -1;
@@ -58,6 +68,7 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (choice == 1 && status == GG_OK)
         status = gg_team_create_mpi(handle == Py_None, fortran, slow ? network : NULL, timeout, &t->team);
     if (choice == 2) status = gg_team_create_virtual(&options, &t->team);
+    if (choice == 3) status = gg_team_create_net(links, slow ? network : NULL, timeout, &t->team);
     Py_END_ALLOW_THREADS;
     if (status != GG_OK) {
         gg_py_raise(status);
@@ -134,12 +145,12 @@ static int set_no_collectives(PyObject *self, PyObject *value, void *unused) {
 
 int gg_py_team_check_collectives(const gg_py_team *team) {
     if (gg_py_team_check_process(team) < 0) return -1;
-    if (strcmp(gg_team_kind(team->team), "mpi") == 0) {
-        const gg_status status = gg_mpi_check_use();
-        if (status != GG_OK) {
-            gg_py_raise(status);
-            return -1;
-        }
+    gg_status status = GG_OK;
+    if (strcmp(gg_team_kind(team->team), "mpi") == 0) status = gg_mpi_check_use();
+    if (strcmp(gg_team_kind(team->team), "net") == 0) status = check_links();
+    if (status != GG_OK) {
+        gg_py_raise(status);
+        return -1;
     }
     if (!team->no_collectives) return 0;
     PyErr_SetString(
@@ -515,6 +526,59 @@ static PyObject *py_first_to_report(PyObject *module, PyObject *unused) {
     return PyBool_FromLong(gg_mpi_first_to_report());
 }
 
+/* One integer a rank. -1 with an exception. */
+static int py_ranks(const char *name, PyObject *list, int size, int *out) {
+    if (!PyList_Check(list) || PyList_GET_SIZE(list) != size) {
+        PyErr_Format(PyExc_ValueError, "%s: a list of %d entries is needed, one a rank", name, size);
+        return -1;
+    }
+    for (int i = 0; i < size; ++i) {
+        out[i] = (int)PyLong_AsLong(PyList_GET_ITEM(list, i));
+        if (PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
+static PyObject *net_start(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rank", "nodes", "sockets", "memory", "ring_bytes", "heap_bytes", NULL};
+    PyObject *nodes, *sockets, *result = NULL;
+    Py_ssize_t ring_bytes, heap_bytes;
+    gg_net_options options = {0};
+    gg_status status;
+    int *numbers = NULL;
+    (void)module;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iOOinn:net_start", names, &options.rank, &nodes, &sockets,
+                                     &options.memory, &ring_bytes, &heap_bytes))
+        return NULL;
+    if (links != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "net_start: this process has its links already");
+        return NULL;
+    }
+    options.size = PyList_Check(nodes) ? (int)PyList_GET_SIZE(nodes) : -1;
+    numbers = PyMem_Calloc((size_t)(options.size > 0 ? options.size : 1) * 2, sizeof *numbers);
+    if (numbers == NULL) return PyErr_NoMemory();
+    options.node_of = numbers;
+    options.sockets = numbers + options.size;
+    options.ring_bytes = (size_t)ring_bytes;
+    options.heap_bytes = (size_t)heap_bytes;
+    if (py_ranks("nodes", nodes, options.size, numbers) < 0 ||
+        py_ranks("sockets", sockets, options.size, numbers + options.size) < 0)
+        goto cleanup;
+    status = gg_net_create(&options, &links);
+    result = status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
+cleanup:
+    PyMem_Free(numbers);
+    return result;
+}
+
+static PyObject *net_stop(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    Py_BEGIN_ALLOW_THREADS;
+    gg_net_leave(links);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
 /* ---- waits that last ---- */
 
 static PyObject *stall_report; /* a callable; NULL means none */
@@ -565,6 +629,8 @@ static PyObject *report_stalls(PyObject *module, PyObject *args, PyObject *kwarg
 static PyMethodDef functions[] = {{"first_to_report", py_first_to_report, METH_NOARGS, NULL},
                                   {"report_stalls", GG_PY_KEYWORDS(report_stalls), NULL},
                                   {"mpi_start", GG_PY_KEYWORDS(mpi_start), NULL},
+                                  {"net_start", GG_PY_KEYWORDS(net_start), NULL},
+                                  {"net_stop", net_stop, METH_NOARGS, NULL},
                                   {"note_exit", mpi_note_exit, METH_O, "note_exit($module, code, /)\n--\n\n"},
                                   {"abort", mpi_abort, METH_O, "abort($module, code, /)\n--\n\n"},
                                   {NULL, NULL, 0, NULL}};

@@ -387,7 +387,7 @@ class _Headline(Callback):
 
 def _headline(trainer: Trainer) -> str:
     ranks = counted(trainer.size, "rank")
-    where = {"mpi": " under MPI", "virtual": " in a virtual cluster"}.get(trainer.team.kind, "")
+    where = {"mpi": " under MPI", "net": " over net", "virtual": " in a virtual cluster"}.get(trainer.team.kind, "")
     threads = counted(trainer.threads, "thread")
     settings, shown, fit = trainer.strategy_settings(), ("topology", "exchange_used"), trainer.fit_settings
     how = [v if isinstance(v, str) else "a table of partners" for k, v in settings.items() if k in shown and v]

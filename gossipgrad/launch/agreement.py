@@ -139,7 +139,7 @@ def disagreement(
 
 def alone(team: Team) -> bool:
     """True if all ranks of the group are in this process."""
-    return team.kind != "mpi" or team.size == 1
+    return team.local == team.size
 
 
 def of_all(error: BaseException) -> bool:

@@ -24,8 +24,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from gossipgrad import _core
-from gossipgrad._core import first_to_report as first_to_report
-from gossipgrad.launch.origin import launcher_rank, launcher_world_size, variable
+from gossipgrad.launch.origin import all_here, by_net, job_folder, launcher_rank, launcher_world_size, variable
 
 # Seconds. Rank 0 reports an error of all ranks if it comes within this time, else the first rank of a host that can.
 HEAD_START = 1.0
@@ -52,11 +51,24 @@ def launched_rank() -> int:
 
 def _mark(name: str) -> str:
     """A file in the launcher's folder of the job on this host, by which ranks see each other; "": no such folder."""
-    folder, job = variable("PMIX_SERVER_TMPDIR"), variable("PMIX_NAMESPACE").replace("/", "-")
+    folder, job = job_folder()
     return os.path.join(folder, f"gossipgrad-{job}-{name}") if folder and job else ""
 
 
 # ------------------------------------------------------------------------------------ reporting, and ending all
+
+
+def first_to_report() -> bool:
+    """True if no rank of this job on this host has reported a failure yet: once, and if that cannot be known."""
+    if not by_net():
+        return _core.first_to_report()
+    try:
+        os.close(os.open(_mark("reported"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _wait_until_read(seconds: float) -> None:
@@ -128,6 +140,8 @@ def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException
     end = threading.Timer(TO_ABORT, os._exit, (code,))
     end.daemon = True
     end.start()
+    if by_net():
+        os._exit(code)  # the launcher ends the others
     _core.abort(code)
     end.cancel()
     _reported = again  # no world has ended: the next failure of this process is reported as well
@@ -246,7 +260,7 @@ def _end_start(report: str) -> None:
 def _watch_start(done: threading.Event, timeout: float, error: Exception | None) -> None:
     """End this rank if another has ended and can never reach MPI_Init, or after `timeout` seconds (0: never)."""
     size, rank = launched_size(), launched_rank()
-    all_here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size)
+    together = all_here(size)
     begin = time.monotonic()
     seen: set[int] = set()
     lost: set[int] = set()
@@ -264,7 +278,7 @@ def _watch_start(done: threading.Event, timeout: float, error: Exception | None)
             if here - seen:
                 newest = time.monotonic()
             all_started = time.monotonic() - newest > ALL_STARTED
-            lost = lost_ranks(here, seen, size, all_here, all_started) if rank in here else set()
+            lost = lost_ranks(here, seen, size, together, all_started) if rank in here else set()
             seen |= here
             if lost & before and not done.is_set():
                 _end_start(

@@ -7,6 +7,7 @@ when MPI runs (let_go). OMPI_COMM_WORLD_RANK, PMI_RANK and their like stay: scri
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -14,18 +15,21 @@ import zlib
 from collections import ChainMap
 from collections.abc import Mapping
 
+# The connection of a rank without MPI (launch/net.py).
+NET = "GOSSIPGRAD_NET"
+
 # "PROCESS RANK SIZE CHECKSUM" of the environment's rank; the checksum is of its connection.
 MARK = "GOSSIPGRAD_RANK"
 
-# Variables for the process itself alone: Open MPI's, PMIx's, PMI's, Hydra's and Slurm's.
+# Variables for the process itself alone: Open MPI's, PMIx's, PMI's, Hydra's, Slurm's and ours.
 _TAKEN_OUT = re.compile(
     r"PMIX_(?!MCA_|PREFIX$)\w+|PMI2?_(?!RANK$|SIZE$|LOCAL_RANK$|LOCAL_SIZE$)\w+|HYDI_\w+|SLURM_PMI\w*|PRTE_LAUNCHED|"
-    r"OMPI_FILE_LOCATION|OMPI_ARGV|OMPI_COMMAND|OMPI_MCA_(?:initial_wdir|num_procs|ess_base_\w+|orte_\w+)"
+    r"OMPI_FILE_LOCATION|GOSSIPGRAD_NET|OMPI_ARGV|OMPI_COMMAND|OMPI_MCA_(?:initial_wdir|num_procs|ess_base_\w+|orte_\w+)"
 )
 # A launcher with PMI or PMIx sets at least one of these.
-_CONNECTION = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_FD", "PMI_PORT", "PMI_ID", "HYDI_CONTROL_FD")
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE")
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
+_CONNECTION = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_FD", "PMI_PORT", "PMI_ID", "HYDI_CONTROL_FD", NET)
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_SIZE", "GOSSIPGRAD_NET_SIZE")
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "GOSSIPGRAD_NET_RANK")
 # Launchers without MPI: (name, variable of the size, variable of the rank).
 _OTHERS = (
     ("torchrun", "WORLD_SIZE", "LOCAL_RANK"),
@@ -45,6 +49,24 @@ _taken: dict[str, str] = {}  # removed from the environment, for this process al
 def variable(name: str) -> str:
     """A variable of the launcher, also if removed from the environment; "": there is none."""
     return os.environ.get(name, "") or ("" if parent_rank() is not None else _taken.get(name, ""))
+
+
+def by_net() -> bool:
+    """True if this process is a rank without MPI, started by `gossipgrad run --transport net`."""
+    return parent_rank() is None and bool(variable(NET))
+
+
+def job_folder() -> tuple[str, str]:
+    """(folder, job): where ranks of this host leave notes, and the name of the job in it; "": no such folder."""
+    if by_net():
+        return json.loads(variable(NET))["folder"], "net"
+    return variable("PMIX_SERVER_TMPDIR"), variable("PMIX_NAMESPACE").replace("/", "-")
+
+
+def all_here(size: int) -> bool:
+    """True if the launcher started all of `size` ranks on this host."""
+    names = ("OMPI_COMM_WORLD_LOCAL_SIZE", "GOSSIPGRAD_NET_LOCAL_SIZE")
+    return any(os.environ.get(name, "") == str(size) for name in names)
 
 
 def _all() -> Mapping[str, str]:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from gossipgrad import _core
 from gossipgrad.launch import FOLDER
 from gossipgrad.launch.failure import launched_rank, launched_size
-from gossipgrad.launch.origin import variable
+from gossipgrad.launch.origin import all_here, job_folder
 
 SECONDS = 10.0
 REPEAT = 6  # as GG_STALL_REPEAT
@@ -142,7 +142,7 @@ def _users_line() -> str:
 
 def _file(name: str) -> str:
     """A file of this job on this host; "": the launcher has no folder."""
-    folder, job = variable("PMIX_SERVER_TMPDIR"), variable("PMIX_NAMESPACE").replace("/", "-")
+    folder, job = job_folder()
     return os.path.join(folder, f"gossipgrad-waits-{job}-{name}") if folder and job else ""
 
 
@@ -196,9 +196,7 @@ def _say(own: Wait, grace: float) -> None:
         return
     _write("said", "")
     waits = [one for one in _waits_here() if one.size == own.size] or [own]
-    here = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "") == str(launched_size()) == str(own.size) and bool(
-        _file("x")
-    )
+    here = own.size == launched_size() and all_here(own.size) and bool(_file("x"))
     with contextlib.suppress(OSError, ValueError):  # a closed stderr
         apart = len({(one.call, one.place) for one in waits}) > 1 or len(waits) < own.size
         advice = f". {_advice}" if _advice and apart else ""

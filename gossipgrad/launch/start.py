@@ -1,4 +1,4 @@
-"""gossipgrad run: start ranks with mpiexec, with the settings for this machine.
+"""gossipgrad run: start ranks with mpiexec or net_launcher.py, with the settings for this machine.
 
 Nothing here needs the compiled core.
 """
@@ -6,6 +6,7 @@ Nothing here needs the compiled core.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import shlex
@@ -36,6 +37,10 @@ options (before COMMAND):
   --hosts A:4,B:4     machines, and how many ranks run on each
   --bind core|none    core: each rank on cores of its own, where they suffice
                       (default); none: wherever
+  --transport mpi|net net: without MPI, on this host alone: ranks send through
+                      shared memory (default: mpi, with mpiexec)
+  --nodes N           with --transport net: N groups of ranks that connect by
+                      TCP, as ranks of several hosts would; for tests
   --stdin             rank 0 reads the lines of this command's standard input
                       (Open MPI 5.0 does not pass on its end); without this
                       option all ranks read an empty one
@@ -60,8 +65,11 @@ command sets.
 MAX_RANKS, MAX_RANKS_OF_SEVERAL = 4096, 1_000_000
 MAX_THREADS = 4096
 
+NET_FOLDER = "FOLDER"  # stands for the job's folder in a plan
+_NET_HERE = "GOSSIPGRAD_NET_LOCAL_SIZE"  # ranks of this machine without MPI
 _MANY = 8  # ranks a core from which on a start is slow enough for a report
 
+_WITH_VALUE = ("--threads", "--hosts", "--bind", "--mpi", "--transport", "--nodes")
 # Sub-commands with a --threads of their own.
 _THREADED = ("train", "evaluate", "bench", "compare")
 
@@ -78,7 +86,7 @@ class LaunchError(Exception):
 
 def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
     """The number of ranks on this machine, from the launcher; 1 if unknown."""
-    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE"):
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE", _NET_HERE):
         if environ.get(name, "").isdigit():
             return max(1, int(environ[name]))
     return 1
@@ -125,14 +133,16 @@ def _read(path: str) -> str:
         return ""
 
 
+def _cores() -> set[frozenset[int]]:
+    """The CPUs of each physical core that this process may use."""
+    cpus = os.sched_getaffinity(0)
+    place = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    return {frozenset(_cpu_list(_read(place.format(cpu))) & cpus or {cpu}) for cpu in cpus}
+
+
 def usable_cores() -> int:
     """Physical cores that this process may use."""
-    cpus = os.sched_getaffinity(0)
-    cores = set()
-    for cpu in cpus:
-        siblings = _read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").strip()
-        cores.add(siblings or str(cpu))
-    return len(cores)
+    return len(_cores())
 
 
 def _narrowed() -> bool:
@@ -314,6 +324,7 @@ class Plan:
     only_print: bool
     stdin: bool
     openmpi: bool
+    net: bool  # without MPI
     checkpoint: str | None  # path of the ranks' checkpoint
     words: list[str] | None  # of a sub-command of this package; None: a Python file
     saves: bool  # True if SIGTERM and SIGUSR1 let the ranks save
@@ -351,7 +362,7 @@ def plan(argv: list[str]) -> Plan:
     flags: set[str] = set()
     words = list(argv)
     names = {"-n": "-n", "-np": "-n", "--ranks": "-n"}
-    names |= {o: o for o in ("--threads", "--hosts", "--bind", "--mpi")}
+    names |= {o: o for o in _WITH_VALUE}
     while words and words[0].startswith("-"):
         word = words.pop(0)
         if word == "--":
@@ -364,8 +375,7 @@ def plan(argv: list[str]) -> Plan:
             name, equals, value = "-n", "=", word[2:]
         if name not in names:
             raise LaunchError(
-                f"run: unknown option {word!r}; allowed: -n --threads --hosts --bind --stdin --save-on-signal --mpi "
-                "--print"
+                f"run: unknown option {word!r}; allowed: -n {' '.join(_WITH_VALUE)} --stdin --save-on-signal --print"
             )
         if not equals:
             if not words:
@@ -378,7 +388,8 @@ def plan(argv: list[str]) -> Plan:
             "run: -n RANKS is missing: how many processes shall run?"
             f"{' It stands before the command: gossipgrad run -n 4 train' if late else ''}"
         )
-    several = _several_hosts(options.get("--hosts"), os.environ)
+    net = _by_net(options)
+    several = not net and _several_hosts(options.get("--hosts"), os.environ)
     ranks = _count("run: -n", options["-n"], MAX_RANKS_OF_SEVERAL if several else MAX_RANKS)
     if not words:
         raise LaunchError("run: what shall the ranks run? A sub-command (train, bench, ...) or a Python file")
@@ -409,9 +420,29 @@ def plan(argv: list[str]) -> Plan:
     if saves and not is_file and "--save-on-signal" not in words:
         words.append("--save-on-signal")
 
+    cores = usable_cores()
+    if net:
+        nodes = _count("run: --nodes", options.get("--nodes", "1"), ranks)
+        fits = ranks * threads <= cores
+        made = rank_environment(ranks, threads, "other", ranks > cores, not fits, asked is not None)
+        command = _net_command(ranks, nodes, threads if fits and options.get("--bind") != "none" else 0)
+        command += ["--stdin"] if "--stdin" in flags else []
+        return Plan(
+            command=[*command, NET_FOLDER, *rank_command(words)],
+            environment=made,
+            only_print="--print" in flags,
+            stdin="--stdin" in flags,
+            openmpi=False,
+            net=True,
+            checkpoint=_value_of("--checkpoint", words) if words[0] == "train" and not is_file else None,
+            words=None if is_file else words,
+            saves=saves,
+            elsewhere=False,
+            many=0,
+        )
+
     mpiexec = find_mpiexec()
     kind = flavour(mpiexec)
-    cores = usable_cores()
     extra = _words("--mpi", options.get("--mpi", ""))
     fits = several or ranks * threads <= cores
     oversubscribed = not several and ranks > cores
@@ -450,12 +481,35 @@ def plan(argv: list[str]) -> Plan:
         only_print="--print" in flags,
         stdin="--stdin" in flags,
         openmpi=kind != "other",
+        net=False,
         checkpoint=_value_of("--checkpoint", words) if words[0] == "train" and not is_file else None,
         words=None if is_file else words,
         saves=saves,
         many=ranks if oversubscribed and ranks > _MANY * cores else 0,
         elsewhere=several or any(re.match("-?-wd", word) for word in extra),
     )
+
+
+def _by_net(options: Mapping[str, str]) -> bool:
+    chosen = options.get("--transport", "mpi")
+    if chosen not in ("mpi", "net"):
+        raise LaunchError(f"run: --transport is {chosen!r}; allowed: mpi, net")
+    wrong = [one for one in (("--hosts", "--mpi") if chosen == "net" else ("--nodes",)) if one in options]
+    if wrong:
+        other = "mpi" if chosen == "net" else "net"
+        raise LaunchError(f"run: {wrong[0]} with --transport {chosen}; allowed: with --transport {other}")
+    return chosen == "net"
+
+
+def _net_command(ranks: int, nodes: int, threads: int) -> list[str]:
+    """net_launcher.py with its options; each rank is bound to `threads` cores (0: to none)."""
+    command = [sys.executable, "-I", os.path.join(FOLDER, "launch", "net_launcher.py"), "-n", str(ranks)]
+    command += ["--nodes", str(nodes)] if nodes > 1 else []
+    if threads and not _narrowed():
+        cores = sorted(_cores(), key=min)
+        sets = [set().union(*cores[rank * threads : (rank + 1) * threads]) for rank in range(ranks)]
+        command += ["--cpus", ";".join(",".join(map(str, sorted(one))) for one in sets)]
+    return command
 
 
 def _several_hosts(hosts: str | None, environ: Mapping[str, str]) -> bool:
@@ -486,7 +540,7 @@ def main(
     if any(word in ("-h", "--help", "--help-all") for word in _own_options(argv)):
         print(USAGE, end="", flush=True)
         return 0
-    from gossipgrad.launch import leftovers, supervisor
+    from gossipgrad.launch import leftovers
 
     try:
         asked = plan(argv)
@@ -502,10 +556,18 @@ def main(
         atexit.unregister(preload.remove_home)  # the line may name it
         return 0
     leftovers.remove_leftovers()
+    folder = tempfile.TemporaryDirectory(prefix="gossipgrad-net-") if asked.net else contextlib.nullcontext("")
+    with folder as place:
+        return _run([place if word == NET_FOLDER else word for word in asked.command], asked, last)
+
+
+def _run(command: list[str], asked: Plan, last: Callable[[str | None], str]) -> int:
+    from gossipgrad.launch import supervisor
+
     ranks = supervisor.Supervisor(
-        asked.command,
+        command,
         {**os.environ, **asked.environment},
-        asked.openmpi,
+        asked.openmpi or asked.net,
         script=asked.words is None,
         saves=asked.saves,
         many=asked.many,
@@ -513,7 +575,7 @@ def main(
     try:
         return ranks.run(asked.stdin, lambda: last(asked.checkpoint))
     except OSError as error:
-        print(f"gossipgrad: error: {asked.command[0]}: {error.strerror}", file=sys.stderr)
+        print(f"gossipgrad: error: {command[0]}: {error.strerror}", file=sys.stderr)
         return 2
 
 
@@ -524,6 +586,6 @@ def _own_options(argv: list[str]) -> list[str]:
     for word in argv:
         if not skip and not word.startswith("-"):
             break
-        skip = not skip and word in ("-n", "-np", "--ranks", "--threads", "--hosts", "--bind", "--mpi")
+        skip = not skip and word in ("-n", "-np", "--ranks", *_WITH_VALUE)
         own.append(word)
     return own

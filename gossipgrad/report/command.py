@@ -104,7 +104,8 @@ def _of_run(settings: Record, ranks: int) -> list[str]:
     ]
     if any(alone):
         raise ValueError("of Python alone")
-    words = ["gossipgrad", *(["run", "-n", str(ranks)] if settings["comm"] == "mpi" and ranks > 1 else []), "train"]
+    run = {"mpi": ["run"], "net": ["run", "--transport", "net"]}.get(settings["comm"], [])
+    words = ["gossipgrad", *([*run, "-n", str(ranks)] if run and ranks > 1 else []), "train"]
     words += _words("virtual_ranks", ranks) if settings["comm"] == "virtual" else []
     words += ["--model", settings["model"], "--dataset", settings["dataset"]]
     for key in ("epochs", "batch_size", "seed"):

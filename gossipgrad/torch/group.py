@@ -157,7 +157,7 @@ class Group:
 
     def of_first(self, tensor: Any) -> Any:
         """Rank 0's values of a tensor of all ranks, of any layout. Under MPI collective; else `tensor`."""
-        if self.team.kind != "mpi" or self.team.size == 1:
+        if self.team.local == self.team.size:
             return tensor.detach()
         plain = tensor.detach().cpu()
         if plain.layout == torch.strided:

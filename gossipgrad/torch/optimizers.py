@@ -29,7 +29,7 @@ def unwatch(model: Any) -> None:
 
 def ranks_of_processes() -> list[tuple[int, int]]:
     """(rank, size) of the training models here and in other processes."""
-    return [(one.rank, one.size) for one in _OPEN if one._group.team.kind == "mpi" and one.size > 1]
+    return [(one.rank, one.size) for one in _OPEN if one._group.team.local < one.size]
 
 
 def _before_step(optimizer: Any, *_: Any) -> None:

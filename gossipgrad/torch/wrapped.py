@@ -96,7 +96,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             self._handles += [part.register_forward_pre_hook(one) for part, one in hooked.items()]
         self._handles += synchronise(module, group.team)
         watch(self)
-        if group.team.kind == "mpi" and group.team.size > 1:
+        if group.team.local < group.team.size:
             stall.advise("Ranks whose loaders have unequal lengths make unequal numbers of steps")
             watch_samplers(ranks_of_processes)
         if optimizer is not None:

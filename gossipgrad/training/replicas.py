@@ -77,7 +77,7 @@ def collective(method: Callable[P, R]) -> Callable[P, R]:
             except SystemExit:
                 # If only this rank leaves, the others wait for it: it must not wait for them while it frees its memory.
                 team = getattr(args[0], "team", None)
-                if team is not None and team.kind == "mpi":
+                if team is not None and team.local < team.size:
                     team.timeout = _LEAVING
                 raise
 

@@ -163,8 +163,8 @@ cleanup:
     return status;
 }
 
-/* A socket that is closed with unread bytes takes what it sent with it: waits until the other sides have closed. */
-static void let_sockets_end(gg_net *net) {
+void gg_net_leave(gg_net *net) {
+    if (net == NULL || net->sockets == 0) return;
     const double begin = gg_clock_now();
     for (int rank = 0; rank < net->size; ++rank)
         if (net->peers[rank].socket >= 0) (void)shutdown(net->peers[rank].socket, SHUT_WR);
@@ -186,7 +186,7 @@ static void free_stored(gg_net_stored *first) {
 
 void gg_net_destroy(gg_net *net) {
     if (net == NULL) return;
-    if (net->sockets > 0) let_sockets_end(net);
+    gg_net_leave(net);
     for (int rank = 0; net->peers != NULL && rank < net->size; ++rank) {
         gg_net_peer *peer = &net->peers[rank];
         for (gg_request *request = peer->sends, *next; request != NULL; request = next) {

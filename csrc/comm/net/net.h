@@ -33,7 +33,10 @@ typedef struct gg_net gg_net;
 
 /* Takes the descriptors over, also on failure. */
 gg_status gg_net_create(const gg_net_options *options, gg_net **out);
-/* After all its transports. Closes sockets after the other sides have, or after a second. NULL is a no-op. */
+/* Says on all sockets that nothing more is sent, and closes them after the other sides have said so, or after a second:
+ * a socket that is closed with unread bytes takes its last messages with it. NULL is a no-op. */
+void gg_net_leave(gg_net *net);
+/* Leaves. After all its transports. NULL is a no-op. */
 void gg_net_destroy(gg_net *net);
 int gg_net_rank(const gg_net *net);
 int gg_net_size(const gg_net *net);

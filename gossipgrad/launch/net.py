@@ -1,0 +1,176 @@
+"""A rank's links to the others without MPI: the node's memory and sockets, from what net_launcher.py has left.
+
+Ranks of one node share memory that they inherit. A rank listens for the later ranks of other nodes and connects to the
+earlier ones. Each side proves that it knows the job's secret before a byte of it counts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import queue
+import secrets
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from gossipgrad import _core
+from gossipgrad.errors import CommunicationError
+from gossipgrad.launch import origin, stall
+
+_HELLO = b"gossipgrad-net 1"
+_NONCE, _PROOF = 32, hashlib.sha256().digest_size
+_TO_PROVE = 10.0  # seconds that whoever connects has
+
+_connected = False
+
+
+def connect(timeout: float = 0.0) -> None:
+    """Make this process's links, once. timeout: seconds to wait for ranks of other nodes; 0: for ever."""
+    global _connected
+    if _connected:
+        return
+    facts = json.loads(origin.variable(origin.NET))
+    for fd in (facts["memory"], facts["listener"]):
+        if fd >= 0:
+            os.set_inheritable(fd, False)
+    rank, nodes = facts["rank"], facts["nodes"]
+    sockets = [-1] * facts["size"]
+    try:
+        if facts["listener"] >= 0:
+            with stall.watch("connecting the nodes"):
+                connections = _Handshakes(facts, timeout).run()
+            for other, one in connections.items():
+                sockets[other] = one.detach()
+        _core.net_start(rank, nodes, sockets, facts["memory"], facts["ring_bytes"], facts["heap_bytes"])
+    finally:
+        origin.let_go()
+    _connected = True
+    atexit.register(_core.net_stop)
+
+
+class _Handshakes:
+    """One connection to each rank of other nodes, both sides of which have proved themselves."""
+
+    def __init__(self, facts: dict[str, Any], timeout: float) -> None:
+        self.rank: int = facts["rank"]
+        self.secret = bytes.fromhex(facts["secret"])
+        self.addresses = [tuple(one) for one in facts["addresses"]]
+        nodes = facts["nodes"]
+        others = [other for other in range(facts["size"]) if nodes[other] != nodes[self.rank]]
+        self.earlier = [other for other in others if other < self.rank]
+        self.later = {other for other in others if other > self.rank}
+        self.listener = socket.socket(fileno=facts["listener"])
+        self.timeout = timeout
+        self.deadline = time.monotonic() + timeout if timeout > 0 else None
+        self.came: queue.Queue[tuple[int, socket.socket]] = queue.Queue()
+
+    def run(self) -> dict[int, socket.socket]:
+        found: dict[int, socket.socket] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+        try:
+            for other in self.earlier:
+                found[other] = self._connect(other)
+            while missing := self.later - found.keys():
+                try:
+                    other, one = self.came.get(timeout=self._left())
+                except queue.Empty:
+                    raise self._late(min(missing)) from None
+                if other in found:
+                    one.close()
+                else:
+                    found[other] = one
+        except BaseException:
+            for one in found.values():
+                one.close()
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                self.listener.shutdown(socket.SHUT_RDWR)  # ends accept
+            self.listener.close()
+        for one in found.values():
+            one.settimeout(None)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return found
+
+    def _left(self) -> float | None:
+        return None if self.deadline is None else max(0.001, self.deadline - time.monotonic())
+
+    def _late(self, other: int) -> CommunicationError:
+        return CommunicationError(
+            f"rank {self.rank}: waited {self.timeout:g} s for rank {other}, which is on another node, to connect"
+        )
+
+    def proof(self, role: bytes, later: int, earlier: int, nonces: bytes) -> bytes:
+        """What only those can make who know the secret; a proof of one role, pair or connection is none of another."""
+        text = role + later.to_bytes(4, "little") + earlier.to_bytes(4, "little") + nonces
+        return hmac.new(self.secret, text, hashlib.sha256).digest()
+
+    def _connect(self, other: int) -> socket.socket:
+        """To a rank that listens; it answers when it makes its own links."""
+        try:
+            one = socket.create_connection(self.addresses[other], timeout=self._left())
+            own = secrets.token_bytes(_NONCE)
+            one.sendall(_HELLO + self.rank.to_bytes(4, "little") + own)
+            answer = _receive(one, _NONCE + _PROOF)
+            nonces = own + answer[:_NONCE]
+            if not hmac.compare_digest(answer[_NONCE:], self.proof(b"listens", self.rank, other, nonces)):
+                raise CommunicationError(
+                    f"rank {self.rank}: who listens at {self.addresses[other]} does not know this job's secret, so it "
+                    f"is not rank {other}"
+                )
+            one.sendall(self.proof(b"connects", self.rank, other, nonces))
+        except TimeoutError:
+            raise self._late(other) from None
+        except (OSError, EOFError) as error:
+            raise CommunicationError(
+                f"rank {self.rank} waits for rank {other}, which has ended before it had connected ({error})"
+            ) from error
+        return one
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                one, address = self.listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._answer, args=(one, address), daemon=True).start()
+
+    def _answer(self, one: socket.socket, address: Any) -> None:
+        try:
+            one.settimeout(_TO_PROVE)
+            hello = _receive(one, len(_HELLO) + 4 + _NONCE)
+            other = int.from_bytes(hello[len(_HELLO) : len(_HELLO) + 4], "little")
+            if not hello.startswith(_HELLO) or other not in self.later:
+                raise EOFError("it is no rank of this job")
+            own = secrets.token_bytes(_NONCE)
+            nonces = hello[-_NONCE:] + own
+            one.sendall(own + self.proof(b"listens", other, self.rank, nonces))
+            if not hmac.compare_digest(_receive(one, _PROOF), self.proof(b"connects", other, self.rank, nonces)):
+                raise EOFError("it does not know this job's secret")
+        except (OSError, EOFError) as error:
+            one.close()
+            with contextlib.suppress(OSError, ValueError):
+                print(
+                    f"gossipgrad: rank {self.rank} dropped a connection from {address[0]}:{address[1]}: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return
+        self.came.put((other, one))
+
+
+def _receive(one: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = one.recv(count - len(data))
+        if not more:
+            raise EOFError("it ended before it had proved itself")
+        data += more
+    return data

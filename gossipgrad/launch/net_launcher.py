@@ -1,0 +1,179 @@
+"""Start the ranks of `gossipgrad run --transport net` on this host, end them together, and tell each who has ended.
+
+The counterpart of mpiexec. A program of its own, which imports nothing of the package: python -I net_launcher.py
+-n RANKS [--nodes N] [--cpus "0,1;2,3"] [--stdin] FOLDER COMMAND ...
+
+Each rank inherits the memory of its node (a memfd, which nothing outlives), and finds the rest in GOSSIPGRAD_NET, with
+the job's secret. Between nodes ranks connect by TCP on the loopback interface. FOLDER is the job's, for notes of ranks
+to each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+VARIABLE = "GOSSIPGRAD_NET"
+RING_BYTES = 1 << 17
+_SEGMENT_MAX = 1 << 45  # bytes of address space of a node's memory
+_HUGE_PAGE = 2 << 20
+_TO_END = 1.0  # seconds from SIGTERM to SIGKILL
+SAVED = 75  # exit code of a rank that has saved, and is to be resumed
+_PR_SET_PDEATHSIG = 1
+
+_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_PASSED_ON = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT}
+
+
+def nodes_of(ranks: int, nodes: int) -> list[int]:
+    """The lowest rank of each rank's node: `nodes` runs of ranks, the first ones longer by one."""
+    found: list[int] = []
+    for node in range(nodes):
+        first = len(found)
+        found += [first] * (ranks // nodes + (node < ranks % nodes))
+    return found
+
+
+def _heap_bytes(ranks: int) -> int:
+    """Address space of each rank's message memory: the host's memory, if the node's ranks have room for so much."""
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(host, _SEGMENT_MAX // ranks) // _HUGE_PAGE * _HUGE_PAGE
+
+
+class Job:
+    """The processes of a job."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.size: int = arguments.n
+        self.node_of = nodes_of(self.size, arguments.nodes)
+        self.memory = {first: os.memfd_create("gossipgrad") for first in set(self.node_of)}
+        self.running: dict[int, int] = {}  # process: rank
+        self.code = 0
+        self.deadline: float | None = None  # of ranks that were asked to end
+
+    def start(self, mask: set[int]) -> None:
+        several = len(self.memory) > 1
+        listeners = [socket.create_server(("127.0.0.1", 0), backlog=self.size) for _ in range(self.size * several)]
+        facts = {
+            "size": self.size,
+            "nodes": self.node_of,
+            "addresses": [one.getsockname() for one in listeners],
+            "secret": secrets.token_hex(32),
+            "folder": self.arguments.folder,
+            "ring_bytes": RING_BYTES,
+        }
+        cpus = self.arguments.cpus.split(";") if self.arguments.cpus else []
+        parent = os.getpid()
+        for rank in range(self.size):
+            first = self.node_of[rank]
+            memory, here = self.memory[first], self.node_of.count(first)
+            listener = listeners[rank].fileno() if several else -1
+            own = {"rank": rank, "memory": memory if here > 1 else -1, "listener": listener}
+            own["heap_bytes"] = _heap_bytes(here)
+            environ = {**os.environ, VARIABLE: json.dumps({**facts, **own})}
+            environ |= {"GOSSIPGRAD_NET_RANK": str(rank), "GOSSIPGRAD_NET_SIZE": str(self.size)}
+            environ |= {"GOSSIPGRAD_NET_LOCAL_RANK": str(rank), "GOSSIPGRAD_NET_LOCAL_SIZE": str(self.size)}
+
+            def prepare(rank: int = rank) -> None:
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                if cpus:
+                    os.sched_setaffinity(0, {int(cpu) for cpu in cpus[rank].split(",")})
+                if os.getppid() != parent:
+                    os._exit(1)
+
+            process = subprocess.Popen(
+                self.arguments.command,
+                env=environ,
+                stdin=None if self.arguments.stdin and rank == 0 else subprocess.DEVNULL,
+                pass_fds=[fd for fd in (own["memory"], listener) if fd >= 0],
+                preexec_fn=prepare,
+            )
+            process.returncode = 0  # waited for here alone
+            self.running[process.pid] = rank
+        for one in listeners:
+            one.close()
+
+    def send(self, number: int) -> None:
+        for process in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    def end(self, code: int) -> None:
+        """End all ranks; `code` becomes the job's exit code, unless it has one."""
+        self.code = self.code or code
+        if self.deadline is None:
+            self.deadline = time.monotonic() + _TO_END
+            self.send(signal.SIGTERM)
+            self.send(signal.SIGCONT)
+
+    def reap(self) -> None:
+        while self.running:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                return
+            if process in self.running:
+                self._ended(self.running.pop(process), os.waitstatus_to_exitcode(status))
+
+    def _ended(self, rank: int, code: int) -> None:
+        if code == 0 or self.deadline is not None:
+            first = self.node_of[rank]
+            os.pwrite(self.memory[first], struct.pack("=I", 1), 64 * (rank - first))  # GG_NET_ENDED
+            return
+        reported = os.path.exists(os.path.join(self.arguments.folder, "gossipgrad-net-reported"))
+        if code < 0 or (not reported and code != SAVED):
+            how = f"ended with exit code {code}"
+            if code < 0:
+                how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
+            print(f"gossipgrad: rank {rank} {how}: this ends all ranks", file=sys.stderr, flush=True)
+        self.end(code if code > 0 else 128 - code)
+
+    def wait(self, signals: set[int]) -> int:
+        while self.running:
+            found = signal.sigtimedwait(signals, 0.1 if self.deadline is not None else 10.0)
+            number = None if found is None else found.si_signo
+            if number in _ENDING:
+                self.end(128 + int(number))
+            elif number == signal.SIGTSTP:
+                self.send(signal.SIGSTOP)
+            elif number in _PASSED_ON:
+                self.send(int(number))
+            self.reap()
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                self.send(signal.SIGKILL)
+        return self.code
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-n", type=int, required=True)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--cpus", default="")
+    parser.add_argument("--stdin", action="store_true")
+    parser.add_argument("folder")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    job = Job(parser.parse_args())
+    signals: set[int] = {*_ENDING, *_PASSED_ON, signal.SIGCHLD}
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, signals)}
+    try:
+        job.start(before)
+    except OSError as error:
+        print(f"gossipgrad: error: {job.arguments.command[0]}: {error.strerror}", file=sys.stderr)
+        job.end(2)
+    return job.wait(signals)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
