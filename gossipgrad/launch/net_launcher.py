@@ -131,7 +131,8 @@ class Job:
             first = self.node_of[rank]
             os.pwrite(self.memory[first], struct.pack("=I", 1), 64 * (rank - first))  # GG_NET_ENDED
             return
-        reported = os.path.exists(os.path.join(self.arguments.folder, "gossipgrad-net-reported"))
+        marks = (os.path.join(self.arguments.folder, f"gossipgrad-net-{name}") for name in ("reported", f"told-{rank}"))
+        reported = any(os.path.exists(mark) for mark in marks)
         if code < 0 or (not reported and code != SAVED):
             how = f"ended with exit code {code}"
             if code < 0:

@@ -90,7 +90,8 @@ static gg_status fail_gone(gg_transport *transport, const gg_net_peer *peer) {
     if (peer->place >= 0) {
         const gg_net_board *own = gg_net_board_of(net, net->place), *theirs = gg_net_board_of(net, peer->place);
         const int64_t number = net_of(transport)->channel.number;
-        if (atomic_load(&own->channel) == number && atomic_load(&theirs->channel) == number)
+        const int64_t begun = atomic_load(&own->begun) + atomic_load(&theirs->begun);
+        if (atomic_load(&own->channel) == number && atomic_load(&theirs->channel) == number && begun > 0)
             snprintf(steps, sizeof steps, " (steps begun: %lld on rank %d; %lld on rank %d)",
                      (long long)atomic_load(&own->begun), net->rank, (long long)atomic_load(&theirs->begun),
                      peer->rank);

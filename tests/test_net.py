@@ -1,0 +1,238 @@
+"""Ranks without MPI (gossipgrad run --transport net): the bits of the virtual cluster, ends of ranks, authentication."""
+
+import dataclasses
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import test_mpi
+from conftest import ROOT, own_lines, run_group
+
+import gossipgrad as gg
+from gossipgrad.errors import CommunicationError
+from gossipgrad.launch import net, net_launcher, start
+
+virtual = test_mpi.virtual  # a fixture
+pytestmark = test_mpi.pytestmark
+
+RUN = [sys.executable, "-m", "gossipgrad", "run", "--transport", "net"]
+# Of test_mpi's: every form of message, gossip and collectives.
+FEW = [
+    "late",
+    "samples",
+    "gradients",
+    "halves, late",
+    "late, tiny chunks",
+    "slices, late, bfloat16, small chunks",
+    "hierarchical",
+    "push-sum",
+    "adam, periodic, bfloat16",
+    "clipped, late",
+    "lars, partitioned",
+    "overlapped, small chunks",
+    "one worker, elastic",
+    "noloco, fragments",
+    "adacomp, cyclic, layerwise",
+]
+
+
+@pytest.fixture
+def netrun(tmp_path):
+    """netrun(n, "source text" | ["train", ...], nodes=) -> CompletedProcess; a return code other than 0 fails."""
+
+    def run(n, text, *options, check=True, env=None):
+        words = text
+        if isinstance(text, str):
+            script = tmp_path / "ranks.py"
+            script.write_text(text)
+            words = [str(script)]
+        done = run_group([*RUN, "-n", str(n), *options, *words], env={**os.environ, **(env or {})})
+        if check and done.returncode:
+            pytest.fail(f"rc {done.returncode}\nstdout:\n{done.stdout}\nstderr:\n{done.stderr}")
+        return done
+
+    return run
+
+
+def as_on_one_node():
+    """test_mpi's runs; exchange="auto" would differ on several nodes."""
+    for name, (strategy, *others) in test_mpi.RUNS.items():
+        if getattr(strategy, "exchange", "") == "auto":
+            strategy = dataclasses.replace(strategy, exchange=strategy.exchange_on(1))
+        test_mpi.RUNS[name] = (strategy, *others)
+
+
+def compare(names, p, options, netrun, virtual):
+    text = test_mpi.IMPORT + (
+        "import test_net\ntest_net.as_on_one_node()\nfound = {}\n"
+        f"for name in {list(names)!r}:\n"
+        "    trainer, history = test_mpi.fit(name)\n"
+        "    assert trainer.team.kind == 'net'\n"
+        "    found[name] = [history.weights_sha256, history['train_loss'], history['consensus_distance']]\n"
+        "    trainer.close()\n"
+        "assert not gg._core.info()['mpi']['initialised']\n"
+        "if trainer.rank == 0: print(json.dumps(found))\n"
+    )
+    found = test_mpi.answers(netrun(p, text, *options))
+    assert len(found) == len(names)
+    for name in names:
+        assert found[name] == virtual(name, p), f"{name}: net and the virtual cluster differ"
+
+
+@pytest.mark.core(1)
+@pytest.mark.parametrize(("p", "nodes"), [(3, 2), (2, 1)])
+def test_the_bits_of_the_virtual_cluster(p, nodes, netrun, virtual):
+    compare(FEW if p == 3 else FEW[:4], p, ["--nodes", str(nodes)], netrun, virtual)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("p", "nodes"), [(1, 1), (2, 2), (3, 1), (3, 3), (4, 1), (4, 2)])
+def test_the_bits_of_every_strategy(p, nodes, netrun, virtual):
+    compare(test_mpi.runs(p), p, ["--nodes", str(nodes)], netrun, virtual)
+
+
+def nothing_left(run):
+    """run() leaves no file in shared memory or in the temporary folder, and no process."""
+    places = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    before = [{one for one in place.iterdir() if "gossipgrad" in one.name} for place in places]
+    done = run()
+    after = [{one for one in place.iterdir() if "gossipgrad" in one.name} for place in places]
+    assert [new - old for new, old in zip(after, before, strict=True)] == [set(), set()]
+    return done
+
+
+# ---- ends
+
+HEAD = "import os, sys, time, signal\nimport numpy as np\nimport gossipgrad as gg\nteam = gg.Team()\nx = np.ones(3)\n"
+ENDS = {
+    "exception": ("raise ValueError('on purpose')", 1, [], "ValueError: on purpose"),
+    "code": ("sys.exit(3)", 3, ["gossipgrad: rank 1 ended with exit code 3: this ends all ranks"], ""),
+    "killed": (
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        137,
+        ["gossipgrad: rank 1 was ended by signal 9 (SIGKILL): this ends all ranks"],
+        "",
+    ),
+    "left": ("sys.exit(0)", 1, [], "rank 0 waits for rank 1, which has ended"),
+}
+
+
+@pytest.mark.core(1)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("nodes", [pytest.param("1", marks=pytest.mark.full), "2"])
+def test_however_one_rank_ends_all_end(end, nodes, netrun):
+    how, code, lines, word = ENDS[end]
+    text = HEAD + f"if team.rank == 1: {how}\nwhile True: team.allreduce(x)\n"
+    done = nothing_left(lambda: netrun(2, text, "--nodes", nodes, check=False))
+    assert done.returncode == code, done.stderr
+    own = [one for one in own_lines(done.stderr) if "which has ended" not in one]
+    assert own == lines, done.stderr
+    assert word in done.stderr and done.stderr.count("on purpose") <= 2  # a traceback has the line, and the error
+
+
+def test_a_signal_ends_all(tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(HEAD + "print('here', flush=True)\nwhile True: team.allreduce(x)\n")
+    import subprocess
+
+    process = subprocess.Popen(
+        [*RUN, "-n", "2", str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdout is not None
+    for _ in range(2):
+        assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM and own_lines(err)[-1] == "gossipgrad: terminated", err
+
+
+# ---- authentication
+
+
+def pair(secret, other_secret):
+    """The handshakes of two ranks of two nodes, on threads: (outcomes, who listens)."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    addresses = [one.getsockname() for one in listeners]
+    outcome = [None, None]
+
+    def run(rank, own):
+        facts = {"rank": rank, "size": 2, "nodes": [0, 1], "addresses": addresses, "secret": own.hex()}
+        try:
+            outcome[rank] = net._Handshakes({**facts, "listener": listeners[rank].detach()}, 0.5).run()
+        except CommunicationError as error:
+            outcome[rank] = error
+
+    return addresses, outcome, [threading.Thread(target=run, args=args) for args in ((0, secret), (1, other_secret))]
+
+
+def test_ranks_that_know_the_secret_meet_and_strangers_are_dropped(capfd, monkeypatch):
+    monkeypatch.setattr(net, "_TO_PROVE", 0.2)
+    addresses, outcome, threads = pair(b"s" * 32, b"s" * 32)
+    threads[0].start()
+    hello = net._HELLO + (1).to_bytes(4, "little") + bytes(32)
+    for said in (b"GET / HTTP/1.1\r\n" * 10, net._HELLO, net._HELLO + bytes(40), hello + bytes(32)):
+        with socket.create_connection(addresses[0]) as stranger:
+            stranger.sendall(said)
+            if said.startswith(hello):
+                net._receive(stranger, 64)
+    deadline = time.monotonic() + 10
+    dropped = ""
+    while dropped.count("dropped a connection from 127.0.0.1") < 4 and time.monotonic() < deadline:
+        dropped += capfd.readouterr().err
+        time.sleep(0.01)
+    threads[1].start()
+    for one in threads:
+        one.join()
+    assert outcome[0].keys() == {1} and outcome[1].keys() == {0}
+    outcome[0][1].sendall(b"whole")
+    assert net._receive(outcome[1][0], 5) == b"whole"
+    assert "does not know this job's secret" in dropped and "is no rank of this job" in dropped
+    for one in (outcome[0][1], outcome[1][0]):
+        one.close()
+
+
+def test_a_bad_secret_is_refused_by_both_sides(capfd):
+    _, outcome, threads = pair(b"s" * 32, b"t" * 32)
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert "waited 0.5 s for rank 1" in str(outcome[0])
+    assert "does not know this job's secret, so it is not rank 0" in str(outcome[1])
+
+
+# ---- the command line
+
+
+def test_nodes():
+    assert net_launcher.nodes_of(5, 2) == [0, 0, 0, 3, 3]
+    assert net_launcher.nodes_of(4, 1) == [0, 0, 0, 0]
+    assert net_launcher.nodes_of(3, 3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--transport", "tcp"], "--transport is 'tcp'; allowed: mpi, net"),
+        (["--transport", "net", "--hosts", "a:1"], "--hosts with --transport net; allowed: with --transport mpi"),
+        (["--nodes", "2"], "--nodes with --transport mpi; allowed: with --transport net"),
+        (["--transport", "net", "--nodes", "3"], "--nodes is '3'; allowed: 1 to 2"),
+    ],
+)
+def test_options_that_contradict(words, text):
+    with pytest.raises(start.LaunchError) as error:
+        start.plan(["-n", "2", *words, "train"])
+    assert text in str(error.value)
+
+
+def test_no_mpiexec_is_looked_for(monkeypatch):
+    monkeypatch.setenv("GOSSIPGRAD_MPIEXEC", "none-such")
+    made = start.plan(["-n", "2", "--transport", "net", "train"])
+    assert made.net and not made.openmpi and made.command[-1] == "train" and "net_launcher.py" in made.command[2]
+    assert not [name for name in made.environment if name.startswith(("OMPI_", "PRTE_"))]
