@@ -331,7 +331,8 @@ gg_status gg_shared_describe(gg_shared *shared, int peer, const void *data, size
         if (!block) return GG_OK;
     }
     uint32_t slot = shared->free[--shared->free_count];
-    atomic_store_explicit(slot_of(shared, (uint32_t)shared->place, slot), 0, memory_order_relaxed);
+    /* Orders the message's bytes before the descriptor, on processors that reorder stores. */
+    atomic_store_explicit(slot_of(shared, (uint32_t)shared->place, slot), 0, memory_order_release);
     *out = (gg_shared_descriptor){.mark = GG_SHARED_MARK,
                                   .block = block->id,
                                   .offset = offset,
@@ -361,6 +362,8 @@ gg_status gg_shared_locate(gg_shared *shared, int peer, const gg_shared_descript
         block->part - descriptor->offset < descriptor->bytes)
         return gg_fail(GG_ERROR_COMM, "rank %d refers to shared memory that is not mapped here (block %u, offset %llu)",
                        peer, descriptor->block, (unsigned long long)descriptor->offset);
+    /* The other side of gg_shared_describe's release. */
+    (void)atomic_load_explicit(slot_of(shared, descriptor->place, descriptor->slot), memory_order_acquire);
     *data = block->base + place * block->part + descriptor->offset;
     return GG_OK;
 }
