@@ -41,7 +41,7 @@ void gg_virtual_free_ghost(gg_virtual *cluster, gg_request *request) {
     gg_free(ghost);
 }
 
-/* Message memory that a dead rank has freed. */
+/* Message memory that a dead rank has freed: a reader may still hold an address in it. */
 struct gg_virtual_kept {
     gg_virtual_kept *next;
     void *block;
@@ -85,8 +85,9 @@ static gg_status leave_send(gg_virtual_rank *rank, gg_virtual_queue *queue, gg_r
     gg_virtual_request *own = gg_link_of(send);
     gg_request *receive = own->partner, *copy = NULL;
     const bool read = receive != NULL && receive->state == GG_REQUEST_ARRIVED;
-    if (own->left <= rank->clock && !read) {
+    if (own->left <= rank->clock || read) {
         GG_TRY(ghost_create(cluster, send, &copy));
+        if (read && receive->data == own->data) receive->data = gg_link_of(copy)->data;
         gg_virtual_replace(queue, send, copy);
         if (receive != NULL) gg_link_of(receive)->partner = copy;
         if (!own->arrived) gg_virtual_replace_on_wire(rank, send, copy);
@@ -98,7 +99,6 @@ static gg_status leave_send(gg_virtual_rank *rank, gg_virtual_queue *queue, gg_r
         return GG_OK;
     }
     gg_virtual_part(cluster, send);
-    if (read) return GG_OK; /* the reader needs no more from the sender */
     gg_link_of(receive)->known = false;
     gg_virtual_append(gg_virtual_receives_of(cluster, gg_link_of(receive)->owner, receive->peer, receive->tag),
                       receive);

@@ -9,7 +9,7 @@
  * and they succeed if all living ranks do. A message arrives whole if its last byte had left the rank's link before the
  * death; all others are lost. An unlimited bandwidth sends every posted message at once. `detect` seconds after the
  * death the others are told (transport.h), at one moment of virtual time, so runs with deaths are deterministic too.
- * Arrived messages are still read in the dead rank's message memory, which the cluster keeps until the run has ended.
+ * Messages that arrive from a dead rank, or are being read, are copied at its death.
  *
  * A rank with a service (transport.h) continues to serve after it has returned from a run, until all ranks have. Its
  * clock advances to its last answer. */
