@@ -10,6 +10,7 @@
 #include "comm/subgroup.h"
 #include "exchange/parts/buckets.h"
 #include "exchange/parts/factored.h"
+#include "exchange/parts/receipts.h"
 
 /* Elements of a linear layer's weight whose gradient does not stay in the second cache until the update. */
 #define FACTORED_MIN ((size_t)1 << 18)
@@ -579,6 +580,10 @@ bool gg_exchange_averages_gradients(const gg_exchange *x) { return x->strategy->
 int gg_exchange_workers(const gg_exchange *x) { return x->workers; }
 bool gg_exchange_trains(const gg_exchange *x) { return x->transport->rank < x->workers; }
 bool gg_exchange_failed(const gg_exchange *x) { return x->failed; }
+
+int64_t gg_exchange_received(const gg_exchange *x, int rank) {
+    return x->strategy != NULL && x->strategy->receipts != NULL ? x->strategy->receipts->last[rank] : -1;
+}
 
 void gg_exchange_counted(const gg_exchange *x, gg_exchange_counts *out) {
     *out = (gg_exchange_counts){.exposed_seconds = x->strategy->exposed_seconds,

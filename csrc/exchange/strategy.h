@@ -205,6 +205,7 @@ struct gg_strategy {
      * Equal on all devices, also on one that sums in the arena. */
     bool sum_in_pieces;
     const gg_compression_counts *compression_counts; /* of this rank; NULL means that it compresses nothing */
+    struct gg_receipts *receipts; /* of messages from single ranks; NULL means that it skips no dead rank */
 };
 
 /* Returns options of this kind with their defaults. */

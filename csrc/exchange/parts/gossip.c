@@ -31,6 +31,9 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     if (!options->gossip.push_sum) GG_TRY(gg_schedule_check_balance(&gossip->schedule));
     GG_TRY(gg_buckets_create(env->layout, options->bucket_bytes, options->chunk_bytes, &gossip->buckets));
     gossip->head.buckets = &gossip->buckets;
+    gossip->arenas = 1;
+    GG_TRY(gg_receipts_create(env->transport->size, &gossip->receipts));
+    gossip->head.receipts = &gossip->receipts;
     gossip->slices = options->gossip.slices > 1 ? options->gossip.slices : 1;
     const int most = MAX_SLICES / (gossip->buckets.count + 1); /* there may be no bucket */
     if (gossip->slices > 1 && gossip->slices > most)
@@ -55,6 +58,7 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
 }
 
 void gg_gossip_deinit(gg_gossip *gossip) {
+    gg_receipts_destroy(&gossip->receipts);
     gg_schedule_destroy(&gossip->schedule);
     gg_buckets_destroy(&gossip->sliced);
     gg_buckets_destroy(&gossip->buckets);
@@ -70,6 +74,12 @@ void gg_gossip_deinit(gg_gossip *gossip) {
 void gg_gossip_begin(gg_gossip *gossip) {
     gg_schedule_at(&gossip->schedule, gg_gossip_round(gossip), gossip->head.env.transport->rank, &gossip->send_to,
                    &gossip->receive_from);
+    int chunks = 0;
+    for (int bucket = 0; bucket < gossip->buckets.count; ++bucket) {
+        const gg_bucket *due = &gossip->sliced.bucket[gg_gossip_due(gossip, bucket)];
+        chunks += due->end_chunk - due->first_chunk;
+    }
+    gg_receipts_begin(&gossip->receipts, gossip->head.step, gossip->arenas * chunks);
     gg_buckets_begin(&gossip->buckets);
     memcpy(gossip->left, gossip->pieces, (size_t)gossip->sliced.chunk_count * sizeof(int));
 }

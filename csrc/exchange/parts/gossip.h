@@ -6,6 +6,7 @@
 #define GG_EXCHANGE_PARTS_GOSSIP_H
 
 #include "exchange/parts/common.h"
+#include "exchange/parts/receipts.h"
 #include "exchange/parts/stream.h"
 
 typedef struct gg_gossip {
@@ -24,6 +25,8 @@ typedef struct gg_gossip {
     int *posted; /* one a slice: posted chunks of its last exchange */
     int *order;  /* from a slice's first chunk on: these chunks in the order of posting, which is that of arrival */
     int send_to, receive_from; /* of this step; -1 means nobody */
+    int arenas;                /* that are exchanged; each chunk is a message for each */
+    gg_receipts receipts;
 } gg_gossip;
 
 /* Fills all fields but the table. On failure the caller destroys. */

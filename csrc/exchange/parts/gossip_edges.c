@@ -27,6 +27,8 @@
  * ends' weights, or the sender's if the other end did not expect them. Messages of the first steps (warm-up) carry all
  * differences.
  *
+ * If a partner has died before its message left whole, neither w nor Y changes.
+ *
  * Only weights are exchanged: moments would need as many copies again. Copies are arenas of the state, `edge0` and so
  * on, in the order in which the schedule uses a rank's edges: checkpoints have them. */
 #include <string.h>
@@ -66,6 +68,7 @@ typedef struct edge_end {
 
 /* A bucket's exchange. */
 typedef struct exchange {
+    int64_t step;    /* of training */
     int ends;        /* of this exchange */
     int mixed;       /* number of mixed ends, in order; the others are pending */
     size_t capacity; /* max bytes of a message */
@@ -230,6 +233,7 @@ static gg_status post_bucket(gossip_edges *g, int bucket) {
     }
     x->mixed = 0;
     x->ends = ends;
+    x->step = g->gossip.head.step;
 cleanup:
     return edges_at_bucket(g, bucket, status);
 }
@@ -295,15 +299,20 @@ static gg_status mix_end(gossip_edges *g, int bucket, edge_end *end) {
     return gg_release(env->transport, &end->received);
 }
 
-/* Mixes with the next partner of a bucket, whose message has arrived. The order is that of posting, so that the bits do
- * not depend on any rank's speed. */
+/* Mixes with the next partner of a bucket, whose message has arrived or is lost. The order is that of posting, so that
+ * the bits do not depend on any rank's speed. */
 static gg_status mix_next(gossip_edges *g, int bucket) {
     gg_status status = GG_OK;
     exchange *x = &g->exchange[bucket];
     edge_end *end = &x->end[x->mixed];
     const gg_bucket *b = bucket_at(g, bucket);
-    gg_flight_arrived(&x->flight, end->received.when, end->received.bytes);
-    GG_TRY_CLEANUP(mix_end(g, bucket, end));
+    if (end->received.state == GG_REQUEST_LOST) {
+        GG_TRY_CLEANUP(gg_release(g->gossip.head.env.transport, &end->received));
+    } else {
+        gg_flight_arrived(&x->flight, end->received.when, end->received.bytes);
+        GG_TRY_CLEANUP(mix_end(g, bucket, end));
+        gg_receipts_part(&g->gossip.receipts, end->peer, x->step);
+    }
     if (++x->mixed == x->ends) gg_flight_end(&x->flight, &g->gossip.head, "bucket", b->first_layer, b->last_layer);
 cleanup:
     return edges_at_bucket(g, bucket, status);
@@ -325,7 +334,10 @@ static gg_status complete_bucket(gossip_edges *g, int bucket) {
 
 /* Waits until partners have read the sent messages. */
 static gg_status wait_sent(gossip_edges *g, int bucket) {
-    for (int i = 0; i < PARTNERS; ++i) GG_TRY(edges_wait(g, bucket, &g->exchange[bucket].end[i].sent));
+    for (int i = 0; i < PARTNERS; ++i) {
+        GG_TRY(edges_wait(g, bucket, &g->exchange[bucket].end[i].sent));
+        GG_TRY(gg_release(g->gossip.head.env.transport, &g->exchange[bucket].end[i].sent)); /* to a dead rank */
+    }
     return GG_OK;
 }
 

@@ -6,7 +6,9 @@
  *
  * - staleness 0: the update of a layer waits for the partner's gradient of its step: g + (received - g)/2.
  * - staleness 1: the update uses g(t) + (received(t-1) - g(t-1))/2. Settling adds the last exchange as if it had come
- *   in time (gg_optimizer_late). */
+ *   in time (gg_optimizer_late).
+ *
+ * A chunk from a dead rank that has not arrived whole is left out: the own gradient counts. */
 #include "base/memory.h"
 #include "exchange/parts/gossip.h"
 #include "exchange/parts/gossip_forms.h"
@@ -54,14 +56,16 @@ static int gossip_gradients_next(const gossip_gradients *g, int bucket) {
     return gg_gossip_posted(&g->gossip, bucket, g->mixed[bucket]);
 }
 
-/* staleness 0: mixes the next, arrived chunk of a bucket, and makes the update that waited for it. */
+/* staleness 0: mixes the next chunk of a bucket, which is done, and makes the update that waited for it. */
 static gg_status gossip_gradients_update_next(gossip_gradients *g, int bucket) {
     int i = gossip_gradients_next(g, bucket);
     const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
     const float *own = g->own[g->in_flight[bucket]] + chunk->offset;
     float *mixed = g->gradients + chunk->offset;
-    gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&g->gradient, i, chunk->offset), own, mixed);
-    gossip_gradients_use(g, g->sent_at, chunk, mixed);
+    const bool arrived = gg_stream_arrived(&g->gradient, i);
+    if (arrived)
+        gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&g->gradient, i, chunk->offset), own, mixed);
+    gossip_gradients_use(g, g->sent_at, chunk, arrived ? mixed : own);
     g->mixed[bucket]++;
     return gg_stream_release(&g->gradient, i);
 }
@@ -113,7 +117,7 @@ static gg_status gossip_gradients_prepare(gossip_gradients *g, int bucket) {
 /* Updates a piece of a chunk; staleness 1: with the last step's exchange. */
 static void update_now(gossip_gradients *g, int bucket, int chunk, const gg_chunk *piece) {
     const float *gradient = g->own[g->turn] + piece->offset;
-    if (g->in_flight[bucket] != NOTHING) {
+    if (g->in_flight[bucket] != NOTHING && gg_stream_arrived(&g->gradient, chunk)) {
         const void *received = gg_stream_received(&g->gradient, chunk, piece->offset);
         const float *sent = g->own[g->in_flight[bucket]] + piece->offset;
         gg_gossip_mix(&g->gossip, piece->count, gradient, received, sent, g->gradients + piece->offset);
@@ -174,6 +178,7 @@ static gg_status add_late(gossip_gradients *g, int bucket) {
     GG_TRY(gg_stream_wait_received(&g->gradient, bucket));
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
+        if (!gg_stream_arrived(&g->gradient, i)) continue;
         gg_updater_late(env->updater, env->device, env->state,
                         &(gg_update){.step = g->sent_at,
                                      .offset = chunk->offset,

@@ -15,6 +15,10 @@
  * of the state). That is the first step, or one in which weights were loaded or another schedule began. So scalars are
  * computed and not sent, and a resumed run computes equal ones.
  *
+ * A dead rank stays in this account, because ranks learn of a death at different times. What it should have sent counts
+ * as the receiver's own weights: the receiver takes the scalar's share and leaves w as it is. So scalars need no
+ * message and none goes to 0; the mean moves by what the dead rank held.
+ *
  * Weights are private and updated in place; a snapshot of them is sent. The shares sum to 1, so the mix is w + sum of
  * share_j * (w_j - sent). Staleness 0 mixes before the forward pass uses the layer. Staleness 1 adds the sum after the
  * next update, and to moments before it.
@@ -159,6 +163,14 @@ static void add_rounding_error(gossip_push_sum *g, const arrivals *in, const gg_
     }
 }
 
+/* True if a sender's chunk is mixed: it has arrived, a moment's in all moments. */
+static bool push_sum_whole(const gossip_push_sum *g, int kind, int sender, int chunk) {
+    const int first = kind == WEIGHT ? WEIGHT : MOMENT, end = kind == WEIGHT ? MOMENT : g->kinds;
+    for (int i = first; i < end; ++i)
+        if (!gg_stream_arrived(&g->stream[i][sender], chunk)) return false;
+    return true;
+}
+
 /* Mixes the arrived messages for a piece of a chunk into the arena. */
 static void push_sum_mix(gossip_push_sum *g, const arrivals *in, int kind, int chunk, const gg_chunk *piece) {
     gg_device *device = g->gossip.head.env.device;
@@ -167,8 +179,9 @@ static void push_sum_mix(gossip_push_sum *g, const arrivals *in, int kind, int c
     const void *snapshot = gg_stream_snapshot(g->stream[kind], in->turn, piece->offset);
     const float *sent = codec->exact ? snapshot : g->rounded[kind] + piece->offset;
     for (int i = 0; i < in->count; ++i)
-        gg_codec_mix(codec, device, piece->count, in->share[i], own,
-                     gg_stream_received(&g->stream[kind][i], chunk, piece->offset), sent, own);
+        if (push_sum_whole(g, kind, i, chunk))
+            gg_codec_mix(codec, device, piece->count, in->share[i], own,
+                         gg_stream_received(&g->stream[kind][i], chunk, piece->offset), sent, own);
 }
 
 static gg_status push_sum_release(gossip_push_sum *g, const arrivals *in, int chunk) {
@@ -366,7 +379,7 @@ static gg_status create_streams(gossip_push_sum *g, int kind, const char *name) 
                                 &g->stream[kind][i]));
         g->stream[kind][i].name = name;
     }
-    g->kinds = kind + 1;
+    g->kinds = g->gossip.arenas = kind + 1;
     return GG_OK;
 }
 

@@ -15,6 +15,9 @@
  * Only updates need moments. So with either staleness the next update mixes them before it uses them, without a pass of
  * their own.
  *
+ * A chunk from a dead rank that has not arrived whole is left out: w stays as it is. Moments of a chunk are left out
+ * together. A mixed first moment whose second moment is still 0 would be divided by eps alone.
+ *
  * With an inexact codec the snapshot is rounded, and (received - rounded w)/2 is added. w has not changed since its
  * snapshot was written. So rounding it again gives the sent values without reading them. */
 #include <string.h>
@@ -50,23 +53,33 @@ static int gossip_weights_next(const gossip_weights *g, const exchanged *part, i
     return gg_gossip_posted(&g->gossip, slice, part->mixed[slice]);
 }
 
-/* Mixes the next chunk of a slice, which has arrived. */
-static gg_status gossip_weights_mix_next(gossip_weights *g, exchanged *part, int slice) {
+/* True if this chunk of an arena is mixed: it has arrived, a moment's in all moments. */
+static bool gossip_weights_whole(const gossip_weights *g, const exchanged *part, int chunk) {
+    if (part == &g->part[WEIGHT]) return gg_stream_arrived(&part->stream, chunk);
+    for (int i = MOMENT; i < g->parts; ++i)
+        if (!gg_stream_arrived(&g->part[i].stream, chunk)) return false;
+    return true;
+}
+
+/* Mixes the next chunk of a slice, or leaves it out. */
+static gg_status gossip_weights_mix_next(gossip_weights *g, exchanged *part, int slice, bool whole) {
     int i = gossip_weights_next(g, part, slice);
     const gg_chunk *chunk = &g->gossip.sliced.chunk[i];
     float *own = part->own + chunk->offset;
-    gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&part->stream, i, chunk->offset), own, own);
+    if (whole)
+        gg_gossip_mix(&g->gossip, chunk->count, own, gg_stream_received(&part->stream, i, chunk->offset), own, own);
     part->mixed[slice]++;
     return gg_stream_release(&part->stream, i);
 }
 
-/* Mixes the arrived chunks of a slice. */
+/* Mixes the arrived chunks of a slice's weights. */
 static gg_status gossip_weights_advance(gossip_weights *g, exchanged *part, int slice) {
     while (gossip_weights_pending(g, part, slice)) {
-        bool arrived = false;
-        GG_TRY(gg_stream_test(&part->stream, gossip_weights_next(g, part, slice), &arrived));
-        if (!arrived) break;
-        GG_TRY(gossip_weights_mix_next(g, part, slice));
+        const int chunk = gossip_weights_next(g, part, slice);
+        bool done = false;
+        GG_TRY(gg_stream_test(&part->stream, chunk, &done));
+        if (!done) break;
+        GG_TRY(gossip_weights_mix_next(g, part, slice, gossip_weights_whole(g, part, chunk)));
     }
     return GG_OK;
 }
@@ -78,7 +91,18 @@ static gg_status advance_weights(gossip_weights *g) {
     return GG_OK;
 }
 
-/* Mixes the pending chunks of a slice. While it waits, it mixes other arrived weights. */
+/* Mixes the pending chunks of a slice's moments. */
+static gg_status complete_moments(gossip_weights *g, int slice) {
+    const exchanged *first = &g->part[MOMENT];
+    for (int i = MOMENT; i < g->parts; ++i) GG_TRY(gg_stream_wait_received(&g->part[i].stream, slice));
+    while (g->parts > MOMENT && gossip_weights_pending(g, first, slice)) {
+        const bool whole = gossip_weights_whole(g, first, gossip_weights_next(g, first, slice));
+        for (int i = MOMENT; i < g->parts; ++i) GG_TRY(gossip_weights_mix_next(g, &g->part[i], slice, whole));
+    }
+    return GG_OK;
+}
+
+/* Mixes the pending chunks of a slice's weights. While it waits, it mixes other arrived weights. */
 static gg_status gossip_weights_complete(gossip_weights *g, exchanged *part, int slice) {
     GG_TRY(gossip_weights_advance(g, part, slice));
     while (gossip_weights_pending(g, part, slice)) {
@@ -144,8 +168,8 @@ static void update_halves(gossip_weights *g, const gg_update *update) {
 }
 
 /* Received elements that the update of a run mixes in, and the place of the run's snapshot; NULL means none. */
-static const void *gossip_weights_received(const exchanged *part, int chunk, size_t offset) {
-    if (chunk < 0 || part->stream.received[chunk].state != GG_REQUEST_ARRIVED) return NULL;
+static const void *gossip_weights_received(const gossip_weights *g, const exchanged *part, int chunk, size_t offset) {
+    if (chunk < 0 || !gossip_weights_whole(g, part, chunk)) return NULL;
     return gg_stream_received(&part->stream, chunk, offset);
 }
 
@@ -165,7 +189,7 @@ static void gossip_weights_update(gossip_weights *g, const gg_gossip_run *piece)
                         .gradient = gg_state_gradients(env->state) + at,
                         .wire = g->gossip.codec->dtype};
     for (int i = 0; i < g->parts; ++i) {
-        update.received[i] = gossip_weights_received(&g->part[i], piece->last, at);
+        update.received[i] = gossip_weights_received(g, &g->part[i], piece->last, at);
         update.copy[i] = gossip_weights_copy(g, &g->part[i], piece->current, at);
     }
     if (g->gossip.options.gossip.mix == GG_MIX_HALVES) update_halves(g, &update);
@@ -175,7 +199,7 @@ static void gossip_weights_update(gossip_weights *g, const gg_gossip_run *piece)
 /* After the last update in a step of a chunk exchanged in the last step: releases its mixed messages. */
 static gg_status gossip_weights_release(gossip_weights *g, int chunk) {
     for (int i = 0; i < g->parts; ++i)
-        if (g->part[i].stream.received[chunk].state == GG_REQUEST_ARRIVED)
+        if (g->part[i].stream.received[chunk].state != GG_REQUEST_IDLE)
             GG_TRY(gg_stream_release(&g->part[i].stream, chunk));
     return GG_OK;
 }
@@ -226,9 +250,10 @@ static gg_status gossip_weights_end(gg_strategy *strategy) {
 /* Mixes all pending messages into the private arenas, which still equal the sent ones. */
 static gg_status gossip_weights_settle(gg_strategy *strategy) {
     gossip_weights *g = (gossip_weights *)strategy;
-    for (int i = 0; i < g->parts; ++i)
-        for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
-            GG_TRY(gossip_weights_complete(g, &g->part[i], g->gossip.current[bucket]));
+    for (int bucket = 0; g->parts > 0 && bucket < g->gossip.buckets.count; ++bucket)
+        GG_TRY(gossip_weights_complete(g, &g->part[WEIGHT], g->gossip.current[bucket]));
+    for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
+        GG_TRY(complete_moments(g, g->gossip.current[bucket]));
     /* Every rank releases all received messages before it waits for its own, so there is no deadlock. */
     for (int i = 0; i < g->parts; ++i) GG_TRY(gg_stream_wait_all_sent(&g->part[i].stream));
     return GG_OK;
@@ -262,12 +287,11 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
     GG_TRY_CLEANUP(gg_gossip_init(&g->gossip, options, env));
     GG_TRY_CLEANUP(gg_state_create(env, gg_gossip_shared(options)));
     if (env->transport->size > 1) {
-        /* Adam's moments travel together. A mixed first moment whose second moment is still 0 would be divided by eps
-         * alone. */
+        /* Adam's moments travel together. */
         parts = 1;
         if (options->gossip.exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM) parts += gg_state_moments(env->state);
     }
-    g->parts = parts;
+    g->parts = g->gossip.arenas = parts;
     for (int i = 0; i < parts; ++i) {
         GG_TRY_CLEANUP(gg_calloc((size_t)g->gossip.sliced.count, sizeof(int), "counts of chunks", &g->part[i].mixed));
         GG_TRY_CLEANUP(

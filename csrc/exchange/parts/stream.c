@@ -4,6 +4,7 @@
 
 #include "base/memory.h"
 #include "exchange/parts/common.h"
+#include "exchange/parts/receipts.h"
 
 gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int index, int arenas, const gg_codec *codec,
                            gg_stream *out) {
@@ -22,6 +23,7 @@ gg_status gg_stream_create(gg_strategy *owner, const gg_buckets *buckets, int in
     }
     GG_TRY_CLEANUP(gg_device_alloc_message(owner->env.device, bytes, "landing arena", &made.landing));
     GG_TRY_CLEANUP(gg_calloc(chunks, sizeof(gg_request), "receive requests", &made.received));
+    GG_TRY_CLEANUP(gg_calloc(chunks, sizeof *made.origin, "origins of chunks", &made.origin));
     GG_TRY_CLEANUP(gg_calloc((size_t)buckets->count, sizeof *made.flights, "flights", &made.flights));
 cleanup:
     if (status != GG_OK) gg_stream_destroy(&made);
@@ -40,6 +42,7 @@ void gg_stream_destroy(gg_stream *stream) {
     gg_free(stream->sent[0]);
     gg_free(stream->sent[1]);
     gg_free(stream->received);
+    gg_free(stream->origin);
     gg_free(stream->flights);
     memset(stream, 0, sizeof *stream);
 }
@@ -63,6 +66,7 @@ static gg_status receive_chunk(gg_stream *stream, int bucket, int i, int receive
     gg_transport *transport = stream->owner->env.transport;
     size_t size = stream->codec->size;
     show_begin(stream, bucket, receive_from);
+    stream->origin[i] = (gg_origin){stream->owner->step, receive_from};
     return gg_receive_exact(transport, (char *)stream->landing + chunk->offset * size, chunk->count * size,
                             receive_from, stream->tag + i, &stream->received[i]);
 }
@@ -117,7 +121,11 @@ cleanup:
 }
 
 gg_status gg_stream_wait_sent(gg_stream *stream, int bucket, int which) {
-    return wait_all(stream, bucket, stream->sent[which]);
+    const gg_bucket *b = &stream->buckets->bucket[bucket];
+    GG_TRY(wait_all(stream, bucket, stream->sent[which]));
+    for (int i = b->first_chunk; i < b->end_chunk; ++i)
+        GG_TRY(gg_release(stream->owner->env.transport, &stream->sent[which][i])); /* to a dead rank */
+    return GG_OK;
 }
 
 gg_status gg_stream_wait_all_sent(gg_stream *stream) {
@@ -133,8 +141,8 @@ gg_status gg_stream_wait_chunk(gg_stream *stream, int bucket, int chunk) {
 
 gg_status gg_stream_wait_received(gg_stream *stream, int bucket) { return wait_all(stream, bucket, stream->received); }
 
-gg_status gg_stream_test(gg_stream *stream, int chunk, bool *arrived) {
-    gg_status status = gg_test(stream->owner->env.transport, &stream->received[chunk], arrived);
+gg_status gg_stream_test(gg_stream *stream, int chunk, bool *done) {
+    gg_status status = gg_test(stream->owner->env.transport, &stream->received[chunk], done);
     return status == GG_OK ? status : stream_at_bucket(stream, gg_buckets_of_chunk(stream->buckets, chunk), status);
 }
 
@@ -148,12 +156,14 @@ void *gg_stream_snapshot(const gg_stream *stream, int which, size_t offset) {
 }
 
 /* Called before a chunk is released. The last chunk ends its exchange. */
-static void show_end(gg_stream *stream, int bucket, const gg_request *request) {
+static void show_end(gg_stream *stream, int bucket, int chunk) {
+    const gg_request *request = &stream->received[chunk];
+    const bool arrived = gg_stream_arrived(stream, chunk);
     const gg_bucket *b = &stream->buckets->bucket[bucket];
     gg_flights *flights = &stream->flights[bucket];
     const int chunks = b->end_chunk - b->first_chunk;
     gg_flight *flight = &flights->turn[flights->released / chunks];
-    gg_flight_arrived(flight, request->when, request->bytes);
+    gg_flight_arrived(flight, arrived ? request->when : 0, arrived ? request->bytes : 0);
     flights->released = (flights->released + 1) % (2 * chunks);
     if (flights->released % chunks == 0)
         gg_flight_end(flight, stream->owner, stream->name, b->first_layer, b->last_layer);
@@ -162,6 +172,8 @@ static void show_end(gg_stream *stream, int bucket, const gg_request *request) {
 gg_status gg_stream_release(gg_stream *stream, int chunk) {
     const gg_strategy_env *env = &stream->owner->env;
     int bucket = gg_buckets_of_chunk(stream->buckets, chunk);
-    show_end(stream, bucket, &stream->received[chunk]);
+    const gg_origin *origin = &stream->origin[chunk];
+    show_end(stream, bucket, chunk);
+    if (gg_stream_arrived(stream, chunk)) gg_receipts_part(stream->owner->receipts, origin->rank, origin->step);
     return stream_at_bucket(stream, bucket, gg_release(env->transport, &stream->received[chunk]));
 }

@@ -2,7 +2,10 @@
  *
  * A stream has two snapshot arenas, used in turn, so that an arena is never written while it is being sent. One is
  * filled and sent while partners may still read the other. gg_stream_wait_sent waits for the partners before an arena
- * is filled again. */
+ * is filled again.
+ *
+ * A chunk from a rank that has died may be LOST instead of arriving: waits and tests report it like an arrived one,
+ * gg_stream_arrived tells them apart, and it is released too. A send to a dead rank is complete. */
 #ifndef GG_EXCHANGE_PARTS_STREAM_H
 #define GG_EXCHANGE_PARTS_STREAM_H
 
@@ -16,6 +19,12 @@ typedef struct gg_flights {
     int posted, released; /* chunks, modulo those of two exchanges */
 } gg_flights;
 
+/* The message that a chunk's receive is for. */
+typedef struct gg_origin {
+    int64_t step;
+    int rank;
+} gg_origin;
+
 typedef struct gg_stream {
     gg_strategy *owner;
     const gg_buckets *buckets;
@@ -25,6 +34,7 @@ typedef struct gg_stream {
     void *landing;         /* for chunks that cannot be read in place */
     gg_request *sent[2];   /* one a chunk, for each arena; NULL means receive only */
     gg_request *received;  /* one a chunk */
+    gg_origin *origin;     /* one a chunk */
     gg_flights *flights;   /* one a bucket */
     const char *name;      /* of the contents, for the trace; set by the owner */
 } gg_stream;
@@ -51,8 +61,12 @@ gg_status gg_stream_wait_all_sent(gg_stream *stream);
 gg_status gg_stream_wait_chunk(gg_stream *stream, int bucket, int chunk);
 /* Waits for the whole bucket. gg_stream_received then returns it until gg_stream_release. */
 gg_status gg_stream_wait_received(gg_stream *stream, int bucket);
-/* *arrived tells if the chunk has arrived. */
-gg_status gg_stream_test(gg_stream *stream, int chunk, bool *arrived);
+/* *done tells if the chunk has arrived or is lost. */
+gg_status gg_stream_test(gg_stream *stream, int chunk, bool *done);
+/* True if the chunk has arrived and has not been released. */
+static inline bool gg_stream_arrived(const gg_stream *stream, int chunk) {
+    return stream->received[chunk].state == GG_REQUEST_ARRIVED;
+}
 /* The received chunk from element `offset` of the arena on, which lies in the chunk. */
 const void *gg_stream_received(const gg_stream *stream, int chunk, size_t offset);
 /* Address of element `offset` of arena `which`. */

@@ -130,6 +130,7 @@ static gg_status quasi_create(const gg_strategy_options *options, const gg_strat
     q->mu = (float)options->gossip.mu;
     weights.gossip.exchange = GG_EXCHANGE_WEIGHTS;
     GG_TRY_CLEANUP(gg_gossip_weights_create(&weights, env, &q->gossip));
+    q->head.receipts = q->gossip->receipts;
     q->head.buckets = q->gossip->buckets;
     GG_TRY_CLEANUP(gg_device_alloc(env->device, env->state->count * sizeof *q->kept, "kept momentum", &q->kept));
     GG_TRY_CLEANUP(gg_calloc((size_t)layers + 1, sizeof *q->begun, "steps of layers", &q->begun));

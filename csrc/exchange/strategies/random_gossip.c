@@ -14,6 +14,10 @@
  * readers have finished. If a partner lags, so that no snapshot is free or its last messages are unread, the exchange
  * is skipped and counted.
  *
+ * A rank that has died is drawn in vain: its exchange does not take place. A message of it is mixed if all of its
+ * chunks have arrived, and dropped with its mass otherwise. After a death settling makes every mass 1 without the
+ * shift, which would need all ranks: the mean of the living may move, by no more than their distances.
+ *
  * Senders and times are not known beforehand. So every rank has a receive posted for small notes from every other rank,
  * and posts the receives of weights only when a note announces them. Before a run settles, every rank sends every other
  * rank a note with the number of its messages to it, so that no message is lost or left in flight. */
@@ -25,6 +29,7 @@
 #include "comm/collective.h"
 #include "exchange/parts/buckets.h"
 #include "exchange/parts/flight.h"
+#include "exchange/parts/receipts.h"
 #include "exchange/types.h"
 #include "ops/codec.h"
 
@@ -46,7 +51,7 @@ typedef enum note_kind {
 } note_kind;
 
 typedef struct note {
-    int64_t kind, pushed;
+    int64_t kind, number; /* WEIGHTS: the training step after which they were written; DONE: pushes */
     double mass;
 } note;
 
@@ -63,6 +68,7 @@ typedef struct arrival {
     int peer;
     int next; /* the first chunk that may not have arrived yet; the number of chunks means that the message is complete
                */
+    int64_t step;
     double mass;
     gg_flight flight; /* from its announcement on */
     void *landing;
@@ -80,6 +86,7 @@ typedef struct question {
 typedef struct peer_state {
     gg_request heard, done_sent;
     note landing, done_note;
+    bool dead;      /* its messages are lost from now on */
     bool done;      /* the peer has sent DONE, and only answers pulls from then on */
     int unanswered; /* pulls sent to it whose answer is not announced yet */
     int64_t pushed; /* messages to the peer since the last settling */
@@ -96,15 +103,17 @@ typedef struct random_gossip {
     float *wide;    /* a decoded chunk of a message; NULL means that the codec is exact */
     gg_buckets cut; /* one bucket of all layers, in chunks */
     void *snapshot[SNAPSHOTS];
-    int writing, published; /* snapshots; -1 means none */
-    bool fresh;             /* the weights are the published ones */
-    bool chosen;            /* in this step: `writing`, and with whom to exchange */
-    int partner;            /* of this step; -1 means that no exchange is due */
-    bool listens;           /* receives for notes are posted */
+    int64_t written[SNAPSHOTS]; /* the training step of each snapshot */
+    int writing, published;     /* snapshots; -1 means none */
+    bool fresh;                 /* the weights are the published ones */
+    bool chosen;                /* in this step: `writing`, and with whom to exchange */
+    int partner;                /* of this step; -1 means that no exchange is due */
+    bool listens;               /* receives for notes are posted */
     delivery delivery[DELIVERIES];
     arrival arrival[ARRIVALS];
     question question[QUESTIONS];
     peer_state *peer;
+    gg_receipts receipts;
     double mass, *masses;
     float *scale;
     gg_allreduce *shift;
@@ -183,7 +192,7 @@ static gg_status random_gossip_deliver(random_gossip *s, int peer, int snapshot,
     d->snapshot = snapshot;
     d->peer = peer;
     d->next = 0;
-    d->note = (note){.kind = WEIGHTS, .mass = s->mass};
+    d->note = (note){.kind = WEIGHTS, .number = s->written[snapshot], .mass = s->mass};
     GG_TRY(gg_send(transport, &d->note, sizeof d->note, peer, TAG_NOTE, &d->announced));
     for (int i = 0; i < s->cut.chunk_count; ++i)
         GG_TRY(gg_send(transport, gg_codec_at(s->codec, s->snapshot[snapshot], s->cut.chunk[i].offset),
@@ -216,7 +225,7 @@ static gg_status random_gossip_ask(random_gossip *s, int peer, bool *done) {
 /* ---- receiving ---- */
 
 /* Reserves a landing arena for announced weights. *done is false if none is free now. */
-static gg_status random_gossip_accept(random_gossip *s, int peer, double mass, bool *done) {
+static gg_status random_gossip_accept(random_gossip *s, int peer, const note *announced, bool *done) {
     arrival *a = s->arrival;
     while (a < s->arrival + ARRIVALS && a->active) ++a;
     *done = a < s->arrival + ARRIVALS;
@@ -224,7 +233,8 @@ static gg_status random_gossip_accept(random_gossip *s, int peer, double mass, b
     a->active = true;
     a->peer = peer;
     a->next = 0;
-    a->mass = mass;
+    a->step = announced->number;
+    a->mass = announced->mass;
     gg_flight_begin(&a->flight, &s->head, peer);
     for (int i = 0; i < s->cut.chunk_count; ++i)
         GG_TRY(gg_receive_exact(s->head.env.transport, gg_codec_at(s->codec, a->landing, s->cut.chunk[i].offset),
@@ -240,12 +250,21 @@ static gg_status random_gossip_answer(random_gossip *s, int peer, bool *done) {
     return random_gossip_deliver(s, peer, s->published, done);
 }
 
-/* gg_test. *moved is set if the request has just become done: a rank may only pause after a round without this. */
+/* gg_test. *moved is set if the request has just become done: a rank may only pause after a round without this. A
+ * message to a dead rank is done. */
 static gg_status random_gossip_look(random_gossip *s, gg_request *request, bool *done, bool *moved) {
-    bool under_way = request->state == GG_REQUEST_SENDING || request->state == GG_REQUEST_RECEIVING;
-    gg_status status = gg_test(s->head.env.transport, request, done);
+    bool under_way = request->state != GG_REQUEST_IDLE && request->state != GG_REQUEST_ARRIVED;
+    GG_TRY(gg_test(s->head.env.transport, request, done));
     *moved |= under_way && *done;
-    return status;
+    if (request->state == GG_REQUEST_LOST && request->landing == NULL)
+        GG_TRY(gg_release(s->head.env.transport, request));
+    return GG_OK;
+}
+
+/* A rank has died, and all that had left it has been heard: it answers no more. */
+static void random_gossip_bury(random_gossip *s, int peer) {
+    s->peer[peer].dead = true;
+    for (int i = 0; i < QUESTIONS; ++i) s->question[i].open &= s->question[i].peer != peer;
 }
 
 /* Processes the notes of one rank in order. If one cannot be processed now, it and all later ones stay queued. */
@@ -257,13 +276,17 @@ static gg_status random_gossip_hear(random_gossip *s, int peer, bool *moved) {
         note heard;
         GG_TRY(random_gossip_look(s, &p->heard, &done, moved));
         if (!done) break;
+        if (p->heard.state == GG_REQUEST_LOST) {
+            random_gossip_bury(s, peer);
+            return gg_release(transport, &p->heard);
+        }
         memcpy(&heard, p->heard.data, sizeof heard);
         if (heard.kind == ASK) GG_TRY(random_gossip_answer(s, peer, &done));
-        else if (heard.kind == WEIGHTS) GG_TRY(random_gossip_accept(s, peer, heard.mass, &done));
+        else if (heard.kind == WEIGHTS) GG_TRY(random_gossip_accept(s, peer, &heard, &done));
         if (!done) break;
         if (heard.kind == WEIGHTS && s->pulls) p->unanswered--;
         if (heard.kind == DONE) {
-            p->awaited += heard.pushed;
+            p->awaited += heard.number;
             p->done = true;
         }
         *moved = true;
@@ -273,8 +296,16 @@ static gg_status random_gossip_hear(random_gossip *s, int peer, bool *moved) {
     return GG_OK;
 }
 
-/* Counts a complete message: one fewer is outstanding. */
+/* Counts a complete message: one fewer is outstanding. Drops one whose sender died in its midst. */
 static void random_gossip_arrived(random_gossip *s, arrival *a) {
+    bool lost = false;
+    for (int i = 0; i < s->cut.chunk_count; ++i) lost |= a->chunk[i].state == GG_REQUEST_LOST;
+    if (lost) {
+        gg_cancel_all(s->head.env.transport, a->chunk, s->cut.chunk_count);
+        a->active = false;
+        random_gossip_bury(s, a->peer);
+        return;
+    }
     gg_flight_arrived(&a->flight, gg_transport_now(s->head.env.transport), s->head.env.state->count * s->codec->size);
     s->peer[a->peer].awaited -= !s->pulls;
     for (int i = 0; s->pulls && i < QUESTIONS; ++i)
@@ -336,6 +367,7 @@ static gg_status random_gossip_mix(random_gossip *s, bool *moved) {
                                     random_gossip_view(s, a->chunk[c].data, c), weight, weight);
             GG_TRY(gg_release(env->transport, &a->chunk[c]));
         }
+        gg_receipts_whole(&s->receipts, a->peer, a->step);
         a->active = s->fresh = false;
         *moved = true;
         gg_flight_end_all(&a->flight, &s->head, "weights");
@@ -357,7 +389,7 @@ static gg_status random_gossip_begin(gg_strategy *strategy) {
     for (int peer = 0; peer < strategy->env.transport->size; ++peer) {
         s->peer[peer].done = false;
         s->peer[peer].pushed = s->peer[peer].awaited = 0;
-        if (peer != strategy->env.transport->rank) GG_TRY_CLEANUP(listen_to(s, peer));
+        if (peer != strategy->env.transport->rank && !s->peer[peer].dead) GG_TRY_CLEANUP(listen_to(s, peer));
     }
 cleanup:
     return gg_strategy_at_all(&s->head, status);
@@ -382,7 +414,9 @@ static gg_status random_gossip_choose(random_gossip *s) {
     GG_TRY_CLEANUP(random_gossip_advance(s, &moved));
     s->fresh = false;
     s->partner = draw_partner(s);
+    if (s->partner >= 0 && s->peer[s->partner].dead) s->partner = -1;
     if (s->pulls || (s->partner >= 0 && !random_gossip_lags(s, s->partner))) s->writing = free_snapshot(s);
+    if (s->writing >= 0) s->written[s->writing] = s->head.step;
 cleanup:
     return gg_strategy_at_all(&s->head, status);
 }
@@ -431,7 +465,8 @@ static gg_status say_rest(random_gossip *s) {
     for (int i = 1; i < transport->size; ++i) {
         int peer = (transport->rank + i) % transport->size;
         peer_state *p = &s->peer[peer];
-        p->done_note = (note){.kind = DONE, .pushed = p->pushed};
+        if (p->dead) continue;
+        p->done_note = (note){.kind = DONE, .number = p->pushed};
         GG_TRY(gg_send(transport, &p->done_note, sizeof p->done_note, peer, TAG_NOTE, &p->done_sent));
     }
     return GG_OK;
@@ -449,8 +484,11 @@ static int random_gossip_missing(const random_gossip *s) {
     if (random_gossip_asked(s) >= 0) return random_gossip_asked(s);
     for (int i = 0; i < s->head.env.transport->size; ++i) {
         const peer_state *p = &s->peer[i];
-        if (p->heard.state != GG_REQUEST_IDLE || p->done_sent.state != GG_REQUEST_IDLE || p->awaited != 0) return i;
+        if (p->done_sent.state != GG_REQUEST_IDLE) return i;
+        if (!p->dead && (p->heard.state != GG_REQUEST_IDLE || p->awaited != 0)) return i;
     }
+    for (int i = 0; i < ARRIVALS; ++i) /* of a dead rank, which are not awaited */
+        if (s->arrival[i].active) return s->arrival[i].peer;
     for (int i = 0; i < DELIVERIES; ++i)
         if (s->delivery[i].active) return s->delivery[i].peer;
     return -1;
@@ -463,10 +501,12 @@ static void random_gossip_refresh(random_gossip *s) {
     if (snapshot < 0) return;
     s->codec->encode(s->head.env.device, state->count, gg_state_weights(state), s->snapshot[snapshot]);
     s->published = snapshot;
+    s->written[snapshot] = s->head.step;
     s->fresh = true;
 }
 
-/* Makes every mass 1: w += (1/p) * sum over the ranks of (mass - 1)*w, equal on all ranks. */
+/* Makes every mass 1: w += (1/p) * sum over the ranks of (mass - 1)*w, equal on all ranks. GG_ERROR_PEER after a death:
+ * then w has not changed. */
 static gg_status even_out(random_gossip *s) {
     const gg_strategy_env *env = &s->head.env;
     const gg_state *state = env->state;
@@ -479,8 +519,13 @@ static gg_status even_out(random_gossip *s) {
     env->device->table->weighted_sum(env->device, state->count, 2,
                                      (const float *const[]){gg_state_weights(state), shift}, both,
                                      gg_state_weights(state));
-    s->mass = 1;
     return GG_OK;
+}
+
+static bool random_gossip_any_dead(const random_gossip *s) {
+    bool any = false;
+    for (int i = 0; i < s->head.env.transport->size; ++i) any |= s->peer[i].dead;
+    return any;
 }
 
 /* Serves the other ranks until all have made their last step and no message is in flight. A rank sends DONE when all of
@@ -514,7 +559,12 @@ static gg_status random_gossip_settle(gg_strategy *strategy) {
                             transport->rank, now - last, peer, transport->table->name);
         GG_TRY_CLEANUP(gg_pause(transport, round, peer));
     }
-    if (s->push_sum) GG_TRY_CLEANUP(even_out(s));
+    if (s->push_sum && !random_gossip_any_dead(s)) {
+        status = even_out(s);
+        if (status == GG_ERROR_PEER) status = GG_OK;
+        if (status != GG_OK) goto cleanup;
+    }
+    s->mass = 1;
     gg_strategy_waited(strategy, begin);
     s->listens = s->fresh = false;
     s->published = -1;
@@ -548,6 +598,7 @@ static void random_gossip_destroy(gg_strategy *strategy) {
     gg_device_free(strategy->env.device, s->wide);
     gg_free(s->masses);
     gg_free(s->scale);
+    gg_receipts_destroy(&s->receipts);
     gg_buckets_destroy(&s->cut);
     gg_state_destroy(&strategy->env);
     gg_free(s);
@@ -560,6 +611,8 @@ static gg_status create_exchange(random_gossip *s, const gg_strategy_options *op
     chunks = (size_t)s->cut.chunk_count;
     GG_TRY(gg_buckets_check_tags(&s->cut, GG_TAG_LIMIT - TAG_CHUNK));
     GG_TRY(gg_calloc(ranks, sizeof *s->peer, "states of peers", &s->peer));
+    GG_TRY(gg_receipts_create(env->transport->size, &s->receipts));
+    s->head.receipts = &s->receipts;
     for (int i = 0; i < SNAPSHOTS; ++i)
         GG_TRY(gg_message_alloc_device(env->transport, i == 0 && s->push_sum ? count * sizeof(float) : bytes,
                                        "snapshot of the weights",
