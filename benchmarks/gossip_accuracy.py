@@ -2,16 +2,18 @@
 
     python benchmarks/gossip_accuracy.py --json runs.json
     python benchmarks/gossip_accuracy.py --json runs.json --norms batch --strategies weights quasi-global
+    python benchmarks/gossip_accuracy.py --json runs.json --strategies allreduce gossipgrad auto --plot accuracy.png
 
 The first 10,000 images train, the 10,000 official ones test. Runs with one seed have equal initial weights. Prints a
 row for each normalisation, batch and strategy: the mean accuracy of the consensus model at its best rate, least and
-greatest of the seeds, and the gap to the all-reduce at its best rate, seed by seed.
+greatest of the seeds, and the gap to the all-reduce at its best rate, seed by seed. --plot draws all runs of the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +22,7 @@ import numpy as np
 from records import Record, Results, table
 
 import gossipgrad as gg
+from gossipgrad import drawing
 
 NORMS: dict[str, Callable[[int], list[gg.Layer]]] = {
     "batch": lambda channels: [gg.BatchNorm2d()],
@@ -29,6 +32,7 @@ NORMS: dict[str, Callable[[int], list[gg.Layer]]] = {
 STRATEGIES: dict[str, gg.strategies.Strategy] = {
     "allreduce": gg.AllReduce(),
     "gossipgrad": gg.GossipGraD(exchange="weights+momentum"),
+    "auto": gg.strategies.Auto(),
     "weights": gg.GossipGraD(exchange="weights"),
     "quasi-global": gg.QuasiGlobal(mu=0.0),
     "staleness": gg.GossipGraD(exchange="weights+momentum", staleness=1),
@@ -96,6 +100,62 @@ def rows(runs: list[Record]) -> Iterable[list[str]]:
         ]
 
 
+SHOWN = {"allreduce": "all-reduce", "auto": "auto: nodes", "gossipgrad": "GossipGraD"}
+NAMES = {"batch": "BatchNorm", "group": "GroupNorm", "none": "none"}
+
+
+def plot(path: str, runs: list[Record]) -> None:
+    """Accuracy of each seed at the strategy's best rate, by normalisation."""
+    figure, axes = drawing.panels(7.2, 3.2)
+    shown = [norm for norm in NORMS if any(run["norm"] == norm and run["strategy"] in SHOWN for run in runs)]
+    for i, strategy in enumerate(SHOWN):
+        for at, norm in enumerate(shown):
+            found = best(runs, {"norm": norm, "strategy": strategy})
+            places = [at + 0.25 * (i - 1) + 0.04 * (turn - 1) for turn in range(len(found))]
+            label = SHOWN[strategy] if at == 0 else None
+            axes.plot(places, list(found.values()), "os^"[i], color=drawing.colour(i), ms=6, label=label)
+    axes.set_xticks(range(len(shown)), [NAMES[norm] for norm in shown])
+    axes.set_xlim(-0.5, len(shown) - 0.5)
+    axes.set_ylabel("test accuracy, %")
+    drawing.grid(axes, "y")
+    drawing.legend(axes)
+    ranks, batch, epochs = (sorted({run[key] for run in runs}) for key in ("ranks", "batch", "epochs"))
+    words = f"{ranks[-1]} ranks with {batch[-1]} samples each; {epochs[-1]} epochs; a mark a seed, at the best rate"
+    drawing.finish(figure, path, f"Two convolutions on MNIST; {words}")
+
+
+# With BatchNorm, rate 0.1, seed 0: rounds of gossip a step, made between the steps. The variance of replicas for
+# gradients of variance 1 by k rounds is the sum over ages t of ((1 - 0.9^(t + 1)) / 0.1)^2 * (2^(-k (t + 1)) - 1/128).
+ROUNDS = {"2 rounds": (0.497 / 4, 0.56), "3 rounds": (0.145 / 4, 0.24)}
+
+
+def plot_cost(path: str, runs: list[Record]) -> None:
+    """The gap to the all-reduce at rate 0.1 over the spread of replicas that theory gives."""
+    spread = gg.strategies.auto.spread
+    variances = {"GossipGraD": spread(128) / 4, "weights alone": spread(128, False) / 4, "nodes of 8": spread(16) / 32}
+    names = {"gossipgrad": "GossipGraD", "weights": "weights alone", "auto": "nodes of 8"}
+    figure, axes = drawing.panels(7.2, 3.6)
+    for at, norm in enumerate(("batch", "group")):
+        points = []
+        for strategy, name in names.items():
+            how = {"norm": norm, "lr": 0.1, "ranks": 128, "batch": 4}
+            found, other = (best(runs, how | {"strategy": one}) for one in (strategy, "allreduce"))
+            points += [(math.sqrt(variances[name]), other[seed] - found[seed], name) for seed in found.keys() & other]
+        points += [(math.sqrt(v), gap, name) for name, (v, gap) in ROUNDS.items() if norm == "batch"]
+        x, y, _ = zip(*points, strict=True)
+        axes.plot(x, y, "os"[at], color=drawing.colour(at), ms=6, label=NAMES[norm])
+        if norm == "batch":
+            for place, height, name in {point[2]: point for point in sorted(points)}.values():
+                axes.annotate(name, (place, height), (0, 9), textcoords="offset points", color=drawing.INK, size=8)
+    end = math.sqrt(variances["weights alone"])
+    axes.plot([0, end], [0, gg.strategies.auto.POINTS[True] * end], "-", color=drawing.INK, label="estimate")
+    axes.set(xlim=(0, 1.15 * end), ylim=(0, None), xlabel="spread of the replicas, by theory", ylabel="gap, points")
+    drawing.grid(axes)
+    drawing.legend(axes)
+    title = "What gossip costs over how far replicas are apart; 128 ranks with 4 samples each, rate 0.1; a mark a seed"
+    drawing.finish(figure, path, title)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", metavar="FILE", help="runs, so that none is made twice")
@@ -107,6 +167,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--samples", type=int, default=10_000)
+    parser.add_argument("--plot", help="picture: accuracy by normalisation")
+    parser.add_argument("--plot-cost", help="picture: the gap over the spread of replicas")
     a = parser.parse_args()
     results = Results(a.json, lambda one: f"{one['accuracy']:.2f} %")
     for values in itertools.product(a.seeds, a.ranks, a.batches, a.norms, a.strategies, a.rates):
@@ -114,6 +176,10 @@ def main() -> None:
         results.run(how | {"epochs": a.epochs, "samples": a.samples}, lambda how=how: trained(how, a.epochs, a.samples))
     head = ["norm", "ranks", "batch", "strategy", "accuracy %", "least", "most", "gap", "by seed"]
     table(head, list(rows(results.records)))
+    if a.plot:
+        plot(a.plot, results.records)
+    if a.plot_cost:
+        plot_cost(a.plot_cost, results.records)
 
 
 if __name__ == "__main__":
