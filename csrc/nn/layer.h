@@ -61,16 +61,16 @@ typedef struct gg_layer_type {
     const char *name;         /* "conv2d", for messages */
     const gg_option *options; /* NULL means none */
     gg_family family;
-    int least_inputs, most_inputs;
+    int inputs[2]; /* min and max; zeros mean exactly one */
     gg_op_kind op; /* GG_OP_COUNT means none of its own */
     bool view;     /* its only input's values in equal order, of any type: another shape for one memory, without an
                       operation */
     gg_integers (*integers)(const gg_node *node,
                             int input); /* integers that int32 input `input` allows; NULL means any */
     unsigned integer_inputs;            /* bit i: input i is int32, otherwise float32 */
-    /* Checks the description, whose options are in their bounds, against the inputs, and sets *out to the shape of one
-     * output sample. */
-    gg_status (*infer)(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out);
+    /* Checks the description, whose options are in their bounds, against the inputs, which a NULL ends. Sets *out, the
+     * first input's shape at first, to the shape of one output sample. */
+    gg_status (*infer)(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out);
     /* Returns the number of tensors. If `out` is not NULL, writes them in order into zeroed entries: name (a suffix
      * such as ".weight"), role, shape, fans and initialiser. */
     int (*parameters)(const gg_node *node, const gg_shape *input, gg_tensor_desc *out);

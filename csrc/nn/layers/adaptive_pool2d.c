@@ -4,14 +4,11 @@
 static const gg_option options[] = {GG_LAYER_PAIR("output_size", output_size, 0, GG_FROM_TO(0, GG_MAX_WINDOW)),
                                     {.name = NULL}};
 
-static gg_status adaptive_pool2d_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input,
-                                       gg_shape *out) {
+static gg_status adaptive_pool2d_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
-    (void)inputs;
     if (input[0]->shape.dims != 3)
         return gg_fail(GG_ERROR_SHAPE, "input must be (channels, height, width), got %s from '%s'",
                        gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
-    *out = input[0]->shape;
     for (int i = 0; i < 2; i++) {
         if (desc->output_size[i] > 0) out->size[1 + i] = desc->output_size[i];
     }
@@ -30,12 +27,8 @@ static void adaptive_pool2d_describe(const gg_layer_desc *desc, gg_op_desc *out)
     out->pool = window;
 }
 
-const gg_layer_type gg_layer_adaptive_avg_pool2d = {
-    .name = "adaptive_avg_pool2d",
-    .options = options,
-    .least_inputs = 1,
-    .most_inputs = 1,
-    .op = GG_OP_ADAPTIVE_AVG_POOL2D,
-    .infer = adaptive_pool2d_infer,
-    .describe = adaptive_pool2d_describe,
-};
+const gg_layer_type gg_layer_adaptive_avg_pool2d = {.name = "adaptive_avg_pool2d",
+                                                    .options = options,
+                                                    .op = GG_OP_ADAPTIVE_AVG_POOL2D,
+                                                    .infer = adaptive_pool2d_infer,
+                                                    .describe = adaptive_pool2d_describe};

@@ -12,7 +12,7 @@ static const gg_option multi_head_options[] = {
     GG_LAYER_NUMBER("head_size", INT64, attention.head_size, 0, GG_FROM_TO(0, GG_MAX_WINDOW)),
     {.name = NULL}};
 
-static gg_status attention_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status attention_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
     const gg_shape *shape = &input[0]->shape;
     if (shape->dims != 2 || desc->attention.heads > shape->size[1] || shape->size[1] % (3 * desc->attention.heads) != 0)
@@ -21,7 +21,7 @@ static gg_status attention_infer(const gg_layer_desc *desc, int inputs, const gg
             "input must be (positions, features), with queries, keys and values side by side, each divisible by the "
             "%lld heads, got %s from '%s'",
             (long long)desc->attention.heads, gg_shape_text(shape, text), input[0]->desc.name);
-    if (inputs == 2 && gg_shape_count(&input[1]->shape) != 1)
+    if (input[1] != NULL && gg_shape_count(&input[1]->shape) != 1)
         return gg_fail(GG_ERROR_SHAPE, "lengths must be one number a sample, got %s from '%s'",
                        gg_shape_text(&input[1]->shape, text), input[1]->desc.name);
     *out = (gg_shape){2, {shape->size[0], shape->size[1] / 3}};
@@ -33,10 +33,10 @@ static int64_t inner_features(const gg_layer_desc *desc) {
     return desc->attention.head_size > 0 ? desc->attention.heads * desc->attention.head_size : desc->outputs;
 }
 
-static gg_status multi_head_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status multi_head_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
     gg_node packed = *input[0];
-    const gg_node *const inner[2] = {&packed, inputs == 2 ? input[1] : NULL};
+    const gg_node *const inner[3] = {&packed, input[1], NULL};
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     if (packed.shape.dims != 2 || packed.shape.size[1] != desc->outputs)
         return gg_fail(GG_ERROR_SHAPE, "input must be (positions, %lld), got %s from '%s'", (long long)desc->outputs,
@@ -45,7 +45,7 @@ static gg_status multi_head_infer(const gg_layer_desc *desc, int inputs, const g
         return gg_fail(GG_ERROR_SHAPE, "%lld features make a weight of too many values (at most %lld)",
                        (long long)desc->outputs, (long long)GG_MAX_SAMPLE);
     packed.shape.size[1] = 3 * inner_features(desc);
-    GG_TRY(attention_infer(desc, inputs, inner, out));
+    GG_TRY(attention_infer(desc, inner, out));
     *out = input[0]->shape;
     return GG_OK;
 }
@@ -96,8 +96,7 @@ const gg_layer_type gg_layer_attention = {
     .name = "attention",
     .options = attention_options,
     .family = GG_FAMILY_LINEAR,
-    .least_inputs = 1,
-    .most_inputs = 2,
+    .inputs = {1, 2},
     .op = GG_OP_ATTENTION,
     .integer_inputs = 2,
     .infer = attention_infer,
@@ -109,8 +108,7 @@ const gg_layer_type gg_layer_multi_head = {
     .name = "multi_head",
     .options = multi_head_options,
     .family = GG_FAMILY_LINEAR,
-    .least_inputs = 1,
-    .most_inputs = 2,
+    .inputs = {1, 2},
     .op = GG_OP_MULTI_HEAD,
     .integer_inputs = 2,
     .infer = multi_head_infer,

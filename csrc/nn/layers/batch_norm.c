@@ -9,17 +9,15 @@ static const gg_option options[] = {GG_LAYER_NUMBER("eps", FLOAT, batch_norm.eps
                                     GG_LAYER_FLAG("track_running_stats", batch_norm.track_statistics, false),
                                     {.name = NULL}};
 
-static gg_status batch_norm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status batch_norm_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
-    const gg_shape *shape = &input[0]->shape;
-    (void)inputs;
+    const gg_shape *shape = out;
     if (desc->kind == GG_LAYER_BATCH_NORM2D && shape->dims != 3)
         return gg_fail(GG_ERROR_SHAPE, "input must be (channels, height, width), got %s from '%s'",
                        gg_shape_text(shape, text), input[0]->desc.name);
     if (desc->kind == GG_LAYER_BATCH_NORM1D && shape->dims != 1 && shape->dims != 2)
         return gg_fail(GG_ERROR_SHAPE, "input must be (channels) or (channels, length), got %s from '%s'",
                        gg_shape_text(shape, text), input[0]->desc.name);
-    *out = *shape;
     return GG_OK;
 }
 
@@ -57,8 +55,6 @@ static int batch_norm_parameters(const gg_node *node, const gg_shape *input, gg_
 const gg_layer_type gg_layer_batch_norm1d = {
     .name = "batch_norm1d",
     .options = options,
-    .least_inputs = 1,
-    .most_inputs = 1,
     .op = GG_OP_BATCH_NORM,
     .infer = batch_norm_infer,
     .parameters = batch_norm_parameters,
@@ -67,8 +63,6 @@ const gg_layer_type gg_layer_batch_norm1d = {
 const gg_layer_type gg_layer_batch_norm2d = {
     .name = "batch_norm2d",
     .options = options,
-    .least_inputs = 1,
-    .most_inputs = 1,
     .op = GG_OP_BATCH_NORM,
     .infer = batch_norm_infer,
     .parameters = batch_norm_parameters,

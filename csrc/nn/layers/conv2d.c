@@ -7,9 +7,8 @@ static const gg_option options[] = {GG_LAYER_OUTPUTS,
                                     GG_LAYER_BIAS,
                                     {.name = NULL}};
 
-static gg_status conv2d_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status conv2d_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
-    (void)inputs;
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
     GG_TRY(gg_window_infer(&desc->conv.window, false, input[0], out));
@@ -43,8 +42,6 @@ const gg_layer_type gg_layer_conv2d = {
     .name = "conv2d",
     .options = options,
     .family = GG_FAMILY_CONV,
-    .least_inputs = 1,
-    .most_inputs = 1,
     .op = GG_OP_CONV2D,
     .infer = conv2d_infer,
     .parameters = conv2d_parameters,

@@ -29,11 +29,9 @@ static int table_of(const gg_layer_desc *desc, int64_t numbers, int64_t features
     return 1;
 }
 
-static gg_status embedding_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status embedding_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
-    (void)inputs;
     GG_TRY(check_table(&desc->weight_init, desc->embedding.numbers, desc->outputs));
-    *out = input[0]->shape;
     if (out->dims == GG_MAX_DIMS)
         return gg_fail(GG_ERROR_SHAPE, "input must have at most %d axes, got %s from '%s'", GG_MAX_DIMS - 1,
                        gg_shape_text(out, text), input[0]->desc.name);
@@ -55,11 +53,8 @@ static int64_t rows_of_positions(const gg_layer_desc *desc, const gg_shape *inpu
     return desc->embedding.numbers > 0 ? desc->embedding.numbers : input->size[0];
 }
 
-static gg_status position_embedding_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input,
-                                          gg_shape *out) {
+static gg_status position_embedding_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
-    (void)inputs;
-    *out = input[0]->shape;
     if (out->dims != 2)
         return gg_fail(GG_ERROR_SHAPE, "input must be (positions, features), got %s from '%s'",
                        gg_shape_text(out, text), input[0]->desc.name);
@@ -82,8 +77,6 @@ static void position_embedding_describe(const gg_layer_desc *desc, gg_op_desc *o
 const gg_layer_type gg_layer_embedding = {
     .name = "embedding",
     .options = embedding_options,
-    .least_inputs = 1,
-    .most_inputs = 1,
     .op = GG_OP_EMBEDDING,
     .integer_inputs = 1,
     .infer = embedding_infer,
@@ -94,8 +87,6 @@ const gg_layer_type gg_layer_embedding = {
 const gg_layer_type gg_layer_position_embedding = {
     .name = "position_embedding",
     .options = position_options,
-    .least_inputs = 1,
-    .most_inputs = 1,
     .op = GG_OP_POSITION_EMBEDDING,
     .infer = position_embedding_infer,
     .parameters = position_embedding_parameters,

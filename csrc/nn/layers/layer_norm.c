@@ -18,30 +18,26 @@ static int first_axis(const gg_layer_desc *desc, const gg_shape *input) {
     return input->dims - (desc->layer_norm.shape.dims > 0 ? desc->layer_norm.shape.dims : 1);
 }
 
-static gg_status layer_norm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status layer_norm_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT], wanted[GG_SHAPE_TEXT];
-    const gg_shape *shape = &input[0]->shape;
+    const gg_shape *shape = out;
     const int first = first_axis(desc, shape);
-    (void)inputs;
     bool fits = first >= 0;
     for (int i = 0; fits && i < desc->layer_norm.shape.dims; i++)
         fits = desc->layer_norm.shape.size[i] == shape->size[first + i];
     if (!fits)
         return gg_fail(GG_ERROR_SHAPE, "normalized_shape is %s, which are not the last axes of %s from '%s'",
                        gg_shape_text(&desc->layer_norm.shape, wanted), gg_shape_text(shape, text), input[0]->desc.name);
-    *out = *shape;
     return GG_OK;
 }
 
-static gg_status group_norm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status group_norm_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
-    const gg_shape *shape = &input[0]->shape;
-    (void)inputs;
+    const gg_shape *shape = out;
     if (shape->size[0] % desc->layer_norm.groups != 0)
         return gg_fail(GG_ERROR_ARGUMENT, "groups is %lld; allowed: divisors of %lld, the channels of %s from '%s'",
                        (long long)desc->layer_norm.groups, (long long)shape->size[0], gg_shape_text(shape, text),
                        input[0]->desc.name);
-    *out = *shape;
     return GG_OK;
 }
 
@@ -69,8 +65,8 @@ static void layer_norm_describe(const gg_layer_desc *desc, gg_op_desc *out) {
 
 #define ROW_NORM(text, own, infers)                                                                                    \
     {                                                                                                                  \
-        .name = (text), .options = (own), .least_inputs = 1, .most_inputs = 1, .op = GG_OP_LAYER_NORM,                 \
-        .infer = (infers), .parameters = layer_norm_parameters, .describe = layer_norm_describe                        \
+        .name = (text), .options = (own), .op = GG_OP_LAYER_NORM, .infer = (infers),                                   \
+        .parameters = layer_norm_parameters, .describe = layer_norm_describe                                           \
     }
 
 const gg_layer_type gg_layer_layer_norm = ROW_NORM("layer_norm", layer_options, layer_norm_infer);
@@ -82,16 +78,14 @@ static int64_t softmax_axis(const gg_layer_desc *desc, const gg_shape *input) {
     return desc->softmax.axis < 0 ? desc->softmax.axis + input->dims : desc->softmax.axis - 1;
 }
 
-static gg_status softmax_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status softmax_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
-    const gg_shape *shape = &input[0]->shape;
+    const gg_shape *shape = out;
     const int64_t axis = softmax_axis(desc, shape);
-    (void)inputs;
     if (axis < 0 || axis >= shape->dims)
         return gg_fail(
             GG_ERROR_ARGUMENT, "dim is %lld; allowed for %s from '%s': 1 to %d (0 is the batch), or -%d to -1",
             (long long)desc->softmax.axis, gg_shape_text(shape, text), input[0]->desc.name, shape->dims, shape->dims);
-    *out = *shape;
     return GG_OK;
 }
 
@@ -99,12 +93,8 @@ static void softmax_describe(const gg_layer_desc *desc, gg_op_desc *out) {
     out->softmax.axis = softmax_axis(desc, &out->input[0]);
 }
 
-const gg_layer_type gg_layer_softmax = {
-    .name = "softmax",
-    .options = softmax_options,
-    .least_inputs = 1,
-    .most_inputs = 1,
-    .op = GG_OP_SOFTMAX,
-    .infer = softmax_infer,
-    .describe = softmax_describe,
-};
+const gg_layer_type gg_layer_softmax = {.name = "softmax",
+                                        .options = softmax_options,
+                                        .op = GG_OP_SOFTMAX,
+                                        .infer = softmax_infer,
+                                        .describe = softmax_describe};

@@ -5,15 +5,13 @@ static const gg_option options[] = {GG_LAYER_OUTPUTS, GG_LAYER_BIAS, {.name = NU
 
 static int64_t last_size(const gg_shape *shape) { return shape->size[shape->dims - 1]; }
 
-static gg_status linear_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    (void)inputs;
+static gg_status linear_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     const int64_t features = last_size(&input[0]->shape);
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
     if (desc->outputs > GG_MAX_SAMPLE / features)
         return gg_fail(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)",
                        (long long)desc->outputs, (long long)features, (long long)GG_MAX_SAMPLE);
-    *out = input[0]->shape;
     out->size[out->dims - 1] = desc->outputs;
     return GG_OK;
 }
@@ -31,8 +29,6 @@ const gg_layer_type gg_layer_linear = {
     .name = "linear",
     .options = options,
     .family = GG_FAMILY_LINEAR,
-    .least_inputs = 1,
-    .most_inputs = 1,
     .op = GG_OP_LINEAR,
     .infer = linear_infer,
     .parameters = linear_parameters,

@@ -7,22 +7,14 @@ static const gg_option options[] = {GG_LAYER_NUMBER("size", INT64, lrn.size, 0, 
                                     GG_LAYER_NUMBER("k", FLOAT, lrn.k, 0, GG_FINITE(-FLT_MAX)),
                                     {.name = NULL}};
 
-static gg_status lrn_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status lrn_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
     (void)desc;
-    (void)inputs;
-    if (input[0]->shape.dims < 2)
-        return gg_fail(GG_ERROR_SHAPE, "input must be (channels, ...), got %s from '%s'",
-                       gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
-    *out = input[0]->shape;
+    if (out->dims < 2)
+        return gg_fail(GG_ERROR_SHAPE, "input must be (channels, ...), got %s from '%s'", gg_shape_text(out, text),
+                       input[0]->desc.name);
     return GG_OK;
 }
 
 const gg_layer_type gg_layer_local_response_norm = {
-    .name = "local_response_norm",
-    .options = options,
-    .least_inputs = 1,
-    .most_inputs = 1,
-    .op = GG_OP_LOCAL_RESPONSE_NORM,
-    .infer = lrn_infer,
-};
+    .name = "local_response_norm", .options = options, .op = GG_OP_LOCAL_RESPONSE_NORM, .infer = lrn_infer};

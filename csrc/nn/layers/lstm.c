@@ -11,10 +11,9 @@ static const gg_option options[] = {GG_LAYER_OUTPUTS,
                                     GG_LAYER_FLAG("stateful", lstm.stateful, false),
                                     {.name = NULL}};
 
-static gg_status lstm_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status lstm_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
     const gg_shape *shape = &input[0]->shape;
-    (void)inputs;
     GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
     if (shape->dims != 2)
@@ -65,8 +64,6 @@ const gg_layer_type gg_layer_lstm = {
     .name = "lstm",
     .options = options,
     .family = GG_FAMILY_RECURRENT,
-    .least_inputs = 1,
-    .most_inputs = 1,
     .op = GG_OP_LSTM,
     .infer = lstm_infer,
     .parameters = lstm_parameters,

@@ -6,10 +6,9 @@ static const gg_option options[] = {GG_LAYER_WINDOW(pool),
                                     GG_LAYER_FLAG("count_include_pad", pool.count_include_pad, true),
                                     {.name = NULL}};
 
-static gg_status pool2d_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status pool2d_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     const gg_window *window = &desc->pool;
     char text[GG_SHAPE_TEXT];
-    (void)inputs;
     for (int i = 0; i < 2; i++) {
         /* PyTorch's rule; without dilation every window then holds an element of the input. */
         if (2 * window->padding[i] > window->kernel[i])
@@ -33,19 +32,6 @@ static gg_status pool2d_infer(const gg_layer_desc *desc, int inputs, const gg_no
 }
 
 const gg_layer_type gg_layer_max_pool2d = {
-    .name = "max_pool2d",
-    .options = options,
-    .least_inputs = 1,
-    .most_inputs = 1,
-    .op = GG_OP_MAX_POOL2D,
-    .infer = pool2d_infer,
-};
-
+    .name = "max_pool2d", .options = options, .op = GG_OP_MAX_POOL2D, .infer = pool2d_infer};
 const gg_layer_type gg_layer_avg_pool2d = {
-    .name = "avg_pool2d",
-    .options = options,
-    .least_inputs = 1,
-    .most_inputs = 1,
-    .op = GG_OP_AVG_POOL2D,
-    .infer = pool2d_infer,
-};
+    .name = "avg_pool2d", .options = options, .op = GG_OP_AVG_POOL2D, .infer = pool2d_infer};

@@ -12,12 +12,11 @@ static const gg_option pad_options[] = {GG_LAYER_NUMBER("axis", INT64, pad.axis,
                                         GG_LAYER_PAIR("pads", pad.zeros, 0, GG_FROM_TO(0, GG_MAX_WINDOW)),
                                         {.name = NULL}};
 
-static gg_status reshape_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status reshape_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
     const int64_t count = gg_shape_count(&input[0]->shape);
     int64_t known = 1;
     int open = -1;
-    (void)inputs;
     *out = desc->reshape;
     for (int i = 0; i < out->dims; i++) {
         if (out->size[i] == -1 && open < 0) open = i;
@@ -36,11 +35,10 @@ static gg_status reshape_infer(const gg_layer_desc *desc, int inputs, const gg_n
     return GG_OK;
 }
 
-static gg_status permute_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status permute_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char have[GG_SHAPE_TEXT], want[GG_SHAPE_TEXT];
     const gg_shape *shape = &input[0]->shape;
     unsigned seen = 0;
-    (void)inputs;
     out->dims = shape->dims;
     for (int i = 0; i < shape->dims && desc->order.dims == shape->dims; i++) {
         const int64_t axis = desc->order.size[i];
@@ -79,16 +77,14 @@ gg_range gg_slice_range(const gg_layer_desc *desc, const gg_shape *shape) {
     return range;
 }
 
-static gg_status slice_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
+static gg_status slice_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
-    (void)inputs;
     GG_TRY(check_axis(desc->range.axis, input[0]));
     const gg_range range = gg_slice_range(desc, &input[0]->shape);
     if (range.begin >= range.end)
         return gg_fail(GG_ERROR_SHAPE, "nothing of axis %lld of the input %s from '%s' is between %lld and %lld",
                        (long long)range.axis, gg_shape_text(&input[0]->shape, text), input[0]->desc.name,
                        (long long)desc->range.begin, (long long)desc->range.end);
-    *out = input[0]->shape;
     out->size[range.axis] = (range.end - range.begin - 1) / range.step + 1;
     return GG_OK;
 }
@@ -97,10 +93,8 @@ static void slice_describe(const gg_layer_desc *desc, gg_op_desc *out) {
     out->range = gg_slice_range(desc, &out->input[0]);
 }
 
-static gg_status pad_infer(const gg_layer_desc *desc, int inputs, const gg_node *const *input, gg_shape *out) {
-    (void)inputs;
+static gg_status pad_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     GG_TRY(check_axis(desc->pad.axis, input[0]));
-    *out = input[0]->shape;
     out->size[desc->pad.axis < 0 ? desc->pad.axis + out->dims : desc->pad.axis] +=
         desc->pad.zeros[0] + desc->pad.zeros[1];
     return GG_OK;
@@ -113,39 +107,11 @@ static void pad_describe(const gg_layer_desc *desc, gg_op_desc *out) {
         (gg_range){.axis = axis, .begin = desc->pad.zeros[0], .end = desc->pad.zeros[0] + shape->size[axis], .step = 1};
 }
 
-const gg_layer_type gg_layer_reshape = {.name = "reshape",
-                                        .options = reshape_options,
-                                        .least_inputs = 1,
-                                        .most_inputs = 1,
-                                        .op = GG_OP_COUNT,
-                                        .view = true,
-                                        .infer = reshape_infer};
-
+const gg_layer_type gg_layer_reshape = {
+    .name = "reshape", .options = reshape_options, .op = GG_OP_COUNT, .view = true, .infer = reshape_infer};
 const gg_layer_type gg_layer_permute = {
-    .name = "permute",
-    .options = permute_options,
-    .least_inputs = 1,
-    .most_inputs = 1,
-    .op = GG_OP_PERMUTE,
-    .infer = permute_infer,
-};
-
+    .name = "permute", .options = permute_options, .op = GG_OP_PERMUTE, .infer = permute_infer};
 const gg_layer_type gg_layer_slice = {
-    .name = "slice",
-    .options = slice_options,
-    .least_inputs = 1,
-    .most_inputs = 1,
-    .op = GG_OP_SLICE,
-    .infer = slice_infer,
-    .describe = slice_describe,
-};
-
+    .name = "slice", .options = slice_options, .op = GG_OP_SLICE, .infer = slice_infer, .describe = slice_describe};
 const gg_layer_type gg_layer_pad = {
-    .name = "pad",
-    .options = pad_options,
-    .least_inputs = 1,
-    .most_inputs = 1,
-    .op = GG_OP_PAD,
-    .infer = pad_infer,
-    .describe = pad_describe,
-};
+    .name = "pad", .options = pad_options, .op = GG_OP_PAD, .infer = pad_infer, .describe = pad_describe};
