@@ -8,9 +8,9 @@
     gossipgrad run -n 2 benchmarks/compression.py tasks --tasks lenet      (or gossip)
 
 tasks: every task with AllReduce, dense and by AdaComp's modes, on --ranks of a virtual cluster, or on all ranks under
-mpiexec; accuracy (char_lstm: loss, higgs: AUC), what it differs from dense with the same seed, the ratio of bytes as a
-whole and by kind of layer, and the bytes that a rank sends in a step. speech is a smaller speech_dnn on vectors that a
-fixed random network has labelled: there is no speech in it. gossip: accuracy of the mean of the replicas and of the
+mpiexec. The table has accuracy (char_lstm: loss, higgs: AUC), its difference from dense with the same seed, the ratio
+of bytes as a whole and by kind of layer, and a rank's bytes in a step. speech is a smaller speech_dnn on vectors with
+labels of a fixed random network: there is no speech in it. gossip: accuracy of the mean of the replicas and of the
 replicas themselves, and the consensus distance, against bytes. peers: LeNet by PyTorch's PowerSGD and by top-k with
 error feedback at AdaComp's bytes, p ranks in one process, from the same initial weights (compression_peers.py).
 

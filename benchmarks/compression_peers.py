@@ -1,7 +1,7 @@
 """What others send: PowerSGD and top-k with error feedback, p ranks in one process. Needs PyTorch.
 
-Used by benchmarks/compression.py peers. Each rank's gradient is that of its own part of the batch, computed by PyTorch
-on the network of gossipgrad's initial weights; what the ranks would send is computed as published and counted, not
+Used by benchmarks/compression.py peers. PyTorch computes each rank's gradient on its part of
+the batch, beginning with gossipgrad's initial weights. Messages follow the published algorithms; they are counted, not
 sent.
 """
 

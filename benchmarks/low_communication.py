@@ -5,11 +5,11 @@
     python benchmarks/low_communication.py --tasks cifar_quick --epochs 1 --ways allreduce noloco    (a short look)
 
 Every way trains on the same samples, on --ranks of a virtual cluster: char_gpt, a smaller one, on Shakespeare, and
-cifar_quick on images of CIFAR-10. After each epoch the mean of the replicas is validated. The table has what a rank
-sends in a step, the final validation loss, and how many virtual seconds the loss of --target takes over each network
-(default: 1.2 times AllReduce's last one; on straight lines between the epochs; -: not within these samples). No
-result here depends on clocks, so seconds are the steps times the seconds of a step, which a short run of two periods
-over that network gives, at batches of one sample and --compute-time seconds a step.
+cifar_quick on images of CIFAR-10. After each epoch the mean of the replicas is validated. The table has a rank's
+bytes in a step, the final validation loss, and the virtual seconds to the loss of --target over each network. The
+default of --target is 1.2 times AllReduce's last loss. Losses between epochs lie on straight lines; -: not reached.
+No result depends on clocks, so seconds are steps times the seconds of a step. A short run of two periods over that
+network measures the latter, with batches of one sample and --compute-time seconds a step.
 
 --json writes every run when it is done; runs that the file has already are not run again.
 """

@@ -7,8 +7,8 @@ In every round the copy, gg_pack, gg_unpack_add and gg_unpack_pieces take turns 
 gradients has brought into a steady state; seconds are the thread's own CPU time, and each figure is the median over the
 rounds. GB/s are of the floats that go in. `share` is the rate of packing and unpacking together over that of the copy,
 floats for floats; `pieces_share` the same where the sum is no array, as in an all-reduce, but is given out piece by
-piece. `traffic_share` is `share` in bytes that must be moved: 8 for each float of the copy, 12 here, since gradient and
-residue are read and the residue is written; what is sent is not counted.
+piece. `traffic_share` is `share` in moved bytes: 8 for each float of the copy, 12 for packing, which reads gradient and
+residue and writes the residue. Sent bytes do not count.
 """
 
 from __future__ import annotations

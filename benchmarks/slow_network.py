@@ -3,13 +3,15 @@
     python benchmarks/slow_network.py --ranks 2 4 --rounds 3 --torch-python python        (as root; Linux)
     python benchmarks/slow_network.py --rate 1gbit 100mbit --only no-exchange "allreduce, adacomp" "ddp gloo"
 
-Trains a network of fully connected layers (784-2048-2048-10, 5.8 M weights) on random images with each contestant in
-turn, `--rounds` times, one process a namespace, one thread each, and prints for each the medians: the step, what the
-compute thread waited in it, samples a second over all ranks, the bytes and messages that a rank sends in a step, and
-the step over the one without exchange in the same round. PyTorch's DistributedDataParallel (gloo, static graph, buckets
-as gradient views; with and without its bfloat16 hook) runs in the same rounds where --torch-python names an interpreter
-that has torch, and with its PowerSGD hook too, which compresses from the second step on. --rate measures at several
-rates one after the other. What was set up is taken away at the end, also after an error, an interrupt or SIGTERM.
+Trains fully connected layers (784-2048-2048-10, 5.8 M weights) on random images, each contestant in turn, `--rounds`
+times. Each namespace has one process with one thread. Prints medians for each contestant: the step, the compute
+thread's wait in it, samples a second over all ranks, bytes and messages that a rank sends in a step. A ratio compares
+the step with the step without exchange in the same round.
+
+--torch-python names an interpreter with torch. PyTorch's DistributedDataParallel then runs in the same rounds, on gloo,
+with a static graph and buckets as gradient views: without a hook, with the bfloat16 hook, and with the PowerSGD hook,
+which compresses from the second step on. --rate measures at several rates one after the other. The namespaces are
+removed at the end, also after an error, an interrupt or SIGTERM.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 mnist: LeNet, SGD, test accuracy. shakespeare: nanoGPT's model, small, Adam, validation loss. photographs: resnet18 on
 200 photographs of 200 classes at 64 x 64, its head with ten times the rate of the rest (groups of parameters), training
-loss of all 200. Both sides begin with the same weights and see the same batches, of a part of the samples for each
-rank; what is measured is the mean of the replicas under GossipGraD, and DDP's model. Needs PyTorch.
+loss of all 200. Both sides begin with the same weights and see the same batches; each rank has a part of the samples.
+The mean of GossipGraD's replicas and DDP's model are measured. Needs PyTorch.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ All contestants train the same module on the same random images in the same proc
 `--steps` steps each, between barriers. Printed are medians over rounds: a block's step, samples a second of all ranks,
 and this rate over DDP's in the same round (bfloat16 over DDP's with a bfloat16 hook). "alone" trains without exchange.
 
-With one rank, "wrapped, no exchange" over "alone" is what the hooks cost: PyTorch's own fused SGD steps against ours,
-by the CPU time of the process, which other programs on the machine disturb less.
+With one rank, "wrapped, no exchange" over "alone" is the cost of the hooks: our steps against those with PyTorch's
+fused SGD. CPU time of the process counts, which other programs disturb less.
 "by hand" is what Horovod does without overlap: all gradients in one buffer, one all-reduce after the backward pass.
 DDP has static graphs and buckets as views of gradients, gloo; PyTorch's SGD is fused. Needs PyTorch.
 """

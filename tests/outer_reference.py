@@ -1,9 +1,12 @@
 """DiLoCo and NoLoCo recomputed in float64 NumPy from their formulas.
 
-Every rank trains alone. After step t (from 0), when the local update is done, first what was begun `delay` steps ago is
-applied, then every fragment f of F with (t + 1) % period == (f + 1) * period // F % period is begun: its w is sent.
-Applied: mean of what was sent, over all ranks or over the group; m = mu * m + lr * (mean - phi); phi += m (Nesterov:
-phi += lr * (mean - phi) + mu * m); w = phi + (w - sent). At rest all that is in flight is applied.
+Every rank trains alone. After the local update of step t (from 0):
+
+1. Exchanges that began `delay` steps ago are applied: m = mu * m + lr * (mean - phi), with the mean of the sent weights
+   over all ranks or over the group; phi += m (Nesterov: phi += lr * (mean - phi) + mu * m); w = phi + (w - sent).
+2. Every fragment f of F with (t + 1) % period == (f + 1) * period // F % period sends its w.
+
+At rest all exchanges in flight are applied.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
 
 draws that many, one after the other, and prints each that fails with the number that reproduces it. What holds:
 
-- Exactness: copies that are planted in every group of units that can shrink leave at budget 0, nothing else does, and
-  the outputs are what they were but for rounding; the event is the same in a virtual cluster of two or four ranks,
-  where every rank compares the hash of the plan before it is applied.
-- The bound: with a budget, of a network whose only hidden units are read by its outputs, the outputs of each sample
-  change by at most the event's bound times the norm of what the units read (csrc/apoptosis/merge.h).
+- Exactness: every group of units that can shrink gets planted copies. At budget 0 the copies leave, and nothing else.
+  Outputs change by rounding alone. A virtual cluster of two or four ranks has the same event, and every rank compares
+  the plan's hash before it applies the plan.
+- The bound: the outputs read all hidden units of a network. With a budget, a sample's outputs change by at most the
+  event's bound times the norm of the units' input (csrc/apoptosis/merge.h).
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def check_exactness(rng):
 
 
 def squares(x):
-    """Of each sample: of what a Linear reads at all its positions, and a one for the bias."""
+    """Each sample's sum of squares of a Linear's input at all positions, plus 1 for the bias of each."""
     return (x.astype("f8") ** 2).sum(axis=tuple(range(1, x.ndim))) + np.prod(x.shape[1:-1])
 
 

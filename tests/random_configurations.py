@@ -2,12 +2,15 @@
 
     python tests/random_configurations.py --count 10000 [--first 0] [--strategies NAME,NAME]
 
-draws that many, one after the other, and prints each that fails with the number that reproduces it. What holds:
-training ends (the virtual cluster declares a deadlock), with finite losses, and a second run has the same weights,
-losses, counts and virtual times, bit for bit; at learning rate 0 the mean of the replicas stays where the mixing
-promises it, of elastic averaging the sum of replicas and centre, a parameter server's centre stays, and the replicas
-of a gossip draw near each other. GOSSIPGRAD_CHECK_BUFFERS=1 has the core check as well
-that no message is written while it is under way.
+draws that many, one after the other, and prints each that fails with the number that reproduces it. For each
+one must hold:
+
+- Training ends, with finite losses. The virtual cluster declares a deadlock.
+- A second run has the same weights, losses, counts and virtual times, bit for bit.
+- At learning rate 0 the mean of the replicas stays if the mixing promises it. Elastic averaging preserves the sum of
+  replicas and centre. A parameter server's centre stays. Replicas that gossip draw near each other.
+
+With GOSSIPGRAD_CHECK_BUFFERS=1 the core also checks that no message is written while it is in flight.
 """
 
 from __future__ import annotations
@@ -102,7 +105,7 @@ def compressible(strategy: strategies.Strategy) -> strategies.Strategy:
 
 
 def drawn_compression(generator: np.random.Generator, strategy: strategies.Strategy) -> gg.AdaComp | None:
-    """Of what the strategy sends, where that goes: None for some."""
+    """A compression that the strategy allows; None for some."""
     cyclic = generator.random() < 0.3
     gossip = strategy.name == "gossipgrad"  # sends values, and no sums
     cyclic = cyclic and not gossip

@@ -4,8 +4,8 @@ The core suite has CASES cases of each test, evenly spread, unless the test is m
   core(n)    n of its cases are in the core suite
   full       none is: it takes long for what it can find
   long       none is, nor in the full suite: a soak, or hundreds of killed runs
-Marks stand on a test, on a case (pytest.param(..., marks=)), on a class or, as pytestmark, on a file. Whatever the
-command line names runs: of a file all but its long tests; a test, and all that -k or -m select by name.
+Marks stand on a test, on a case (pytest.param(..., marks=)), on a class or, as pytestmark, on a file. The command line
+overrides marks: a named file runs all tests but long ones; a named test, and tests selected by -k or -m, run.
 """
 
 from __future__ import annotations

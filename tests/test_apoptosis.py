@@ -152,7 +152,7 @@ def event(step, left, undone=False, loss=1.0, after=2.0):
 
 
 def events(options, steps, begin=0, course=None):
-    """The steps of the events of a run of so many steps, none of which finds anything."""
+    """The steps of a run's events if no event finds a unit."""
     course, found, step = course or Course.begun(options), [], begin
     while (due := course.due(options, step)) is not None and due < steps:
         found.append(due)

@@ -130,7 +130,7 @@ def test_a_wrong_length_is_named(length):
 
 @pytest.mark.parametrize("made", [gg.Attention(2), gg.MultiHeadAttention(12, 2)], ids=lambda one: type(one).__name__)
 def test_lengths_are_checked_before_the_first_step(made):
-    """Of all samples, with the number of the one that is wrong; through a view, too, and of what validates."""
+    """The error names the first bad sample. Lengths behind a view and lengths of validation are checked too."""
     x, lengths = gg.Input((5, 12), name="x"), gg.Input((1, 1), dtype="int32", name="lengths")
     layer = type(made)(2) if isinstance(made, gg.Attention) else type(made)(12, 2)
     net = gg.Model([x, lengths], gg.Linear(3)(layer(x, gg.Reshape((1,))(lengths))))

@@ -37,7 +37,7 @@ def held(rng, *shape):
 
 
 def near(found, exact, size, roundings, what, sums=SUMS):
-    """Within so many roundings of `size`, the sum of the sizes of what makes each element."""
+    """found is within `roundings` roundings of exact; size: the sum of the absolute values of each element's terms."""
     error = np.abs(found - exact)
     assert np.all(error <= roundings * ROUNDING * size + sums * size + 1e-30), (what, np.max(error / (size + 1e-30)))
 

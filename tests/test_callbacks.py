@@ -75,7 +75,7 @@ class Slow(gg.data.Source):
 
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_progress_is_of_steps_that_are_complete(ranks):
-    """Of a device that works later: what it has not completed has no loss to show."""
+    """A device that works late shows no loss of steps that it has not completed."""
     seen = []
 
     class Watch(gg.Callback):

@@ -305,7 +305,7 @@ def test_weights_of_classes_and_an_ignored_target(capsys, tmp_path):
 
 
 def test_a_checkpoint_within_epochs(capsys, tmp_path, monkeypatch):
-    """Of 40 steps an epoch: after each 15, and after the epochs, of which the first is the best so far."""
+    """Epochs have 40 steps: saves come after every 15 steps and after each epoch. The first epoch is the best."""
     saved, save = [], gg.Trainer.save
 
     def watched(trainer, path):

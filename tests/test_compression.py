@@ -289,7 +289,7 @@ def test_resuming_equals_never_having_stopped(strategy, how, tmp_path):
 
 
 def test_nothing_is_lost_where_a_rank_has_no_samples():
-    """Gradients of two steps, in the second of which rank 0 alone has a sample, are what was sent and the residues.
+    """Sent values and residues add up to the gradients of two steps. In the second one only rank 0 has a sample.
 
     With a rate of 0 the weights stay, so dense training has the same gradients; the momentum, 0.5 times the first plus
     the second, gives the first.

@@ -115,7 +115,7 @@ def sent_by(compression, size, share, gradient, residue, family="linear"):
 
 
 def own_gradients(gradients_of, trainer, x, y):
-    """Of every rank, all of which have the same weights."""
+    """Each rank's gradients at the weights that all ranks share."""
     weights = flat(trainer.weights())
     return [gradients_of(weights, *one) for one in zip(x, y, strict=True)]
 

@@ -8,7 +8,7 @@ import pytest
 import gossipgrad as gg
 from gossipgrad import _core
 
-# Rows that are no multiple of a vector, and rows of which a few fill what is computed at a time; the last is small.
+# Row lengths that are no multiple of a vector; rows so long that few are computed at a time; small last layers.
 NETS = {
     "alone": lambda: gg.Sequential([gg.Linear(601, bias=False)], input=(449,)),
     "uneven": lambda: gg.Sequential([gg.Linear(603), gg.ReLU(), gg.Linear(599), gg.ReLU(), gg.Linear(5)], input=(451,)),

@@ -1,7 +1,7 @@
 """Operations of the CUDA table in float32 and bfloat16, PLAIN and NHWC, over the stand-in, beside the CPU's.
 
-The CPU's are tested against float64 (test_operations.py). Here they compute in float32 from what bfloat16 holds, so
-that a result may differ by one rounding, where it is one of bfloat16, and by the order of sums.
+The CPU's are tested against float64 (test_operations.py). Here they compute in float32 from bfloat16 values. So a
+bfloat16 result may differ by one rounding, and any result by the order of sums.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def test_a_learning_rate_that_was_set_goes_on(tmp_path: Any) -> None:
     assert again.learning_rate == 0.1
 
 
-# Of several workers of a server, who comes first depends on what else runs.
+# Not a server: the order of its workers depends on other load of the machine.
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "server"])
 def test_a_step_that_only_began_is_left(name: str) -> None:
     """Weights that are asked for in vain, and a settle in between, change no more than the settle."""

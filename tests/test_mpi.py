@@ -128,7 +128,7 @@ RUNS = {
     "adacomp, warm, periodic": (gg.PeriodicAllReduce(period=3), 101, 13, 0.9),
     "adacomp, cyclic, periodic": (gg.PeriodicAllReduce(period=2), 101, 13, 0.9),
 }
-# Of those of these names, what compresses.
+# The compression of cases by name.
 COMPRESSIONS = {
     "adacomp, allreduce": gg.AdaComp(bin_size={"conv": 9, "linear": 70}, dense_below=0),
     "adacomp, layerwise": gg.AdaComp(bin_size={"conv": 9, "linear": 70}, dense_below=0),
@@ -426,7 +426,7 @@ SECONDS = ("compute_seconds", "exposed_communication_seconds", "data_wait_second
 
 
 def test_report_and_command_line(mpirun, tmp_path):
-    """The same options under mpiexec and as virtual ranks: the same weights; the report has what is promised."""
+    """Equal options give equal weights under mpiexec and with virtual ranks; the report has its documented keys."""
     from conftest import run_group
 
     options = ["-m", "gossipgrad", "train", "--dataset", "synthetic", "--epochs", "2", "--batch-size", "100"]

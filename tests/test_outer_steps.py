@@ -230,7 +230,7 @@ def statistics(arrays):
 @pytest.mark.parametrize("wire", gg.strategies.WIRES)
 @pytest.mark.parametrize("kind", [gg.DiLoCo, gg.NoLoCo])
 def test_statistics_become_the_mean(kind, wire):
-    """Of what the ranks have, whatever the rates of the outer step; in groups of two at p = 2, so of all ranks."""
+    """Statistics become the ranks' mean at any outer rates. With p = 2 a group of two has all ranks."""
     x, y = small_batches(np.random.default_rng(0), 2)
     rates = {"outer_lr": 0.3, "outer_momentum": 0.8, "period": 3, "wire_dtype": wire}
     strategies = kind(**rates), gg.NoExchange()

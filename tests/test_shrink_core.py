@@ -13,7 +13,7 @@ from gossipgrad import _core
 
 OPTIMIZERS = {"sgd": gg.SGD(lr=0.05, momentum=0.9), "adam": gg.Adam(lr=0.01)}
 PACKING = gg.AdaComp(bin_size=5, dense_below=0)
-TWINS = {"conv": (0, 2), "fc": (1, 5)}  # of each layer two units that are the same, with what reads them
+TWINS = {"conv": (0, 2), "fc": (1, 5)}  # two equal units of each layer, whose readers are equal too
 
 
 def twinned(arrays):
@@ -366,7 +366,7 @@ def test_a_plan_is_of_the_weights_that_it_was_made_of(name):
             core.apply_shrink(plan, trainer.net.resized(plan.outputs).graph)
     plan, again = (core.plan_shrink({"conv": 0.5, "fc": 0.5}) for _ in range(2))
     assert plan.hash == again.hash
-    core.exchange.load_arena("momentum", moments, 1)  # of which a plan is not made
+    core.exchange.load_arena("momentum", moments, 1)  # a plan does not read moments
     core.apply_shrink(plan, trainer.net.resized(plan.outputs).graph)
     trainer.close()
 

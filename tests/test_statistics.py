@@ -79,7 +79,7 @@ def test_running_statistics(strategy, optimizer):
                 if arena not in ("weight", "outer"):
                     assert not any(array.any() for name, array in arrays.items() if "running" in name), arena
             assert not any("running" in name for name in (*trainer.gradients(rank), *trainer.momentum(rank)))
-            # Of all ranks' batches, and never out of what they show.
+            # Variances over all ranks' batches, within the range of the batches.
             assert (own[rank]["bn1.running_var"] > 0.3).all() and (own[rank]["bn2.running_var"] > 0).all()
         consensus = trainer.consensus_weights()
         hashes = trainer.weights_sha256()

@@ -123,7 +123,7 @@ def same(a, b):
 
 
 def both(tmp_path, make, ranks, **options):
-    """The same on the CPU and on the strict device: what differs."""
+    """The differences between a run on the CPU and a run on the strict device."""
     runs = []
     for device in ("cpu", "strict"):
         (tmp_path / device).mkdir(exist_ok=True)
@@ -217,7 +217,7 @@ MPI_FORMS = """allreduce layerwise-bfloat16 periodic gossipgrad gossipgrad-stale
 
 
 def mpi_rank(ranks, folder):
-    """Of this rank: the forms that differ, and what differs."""
+    """This rank's differences, by the forms that have some."""
     found = {}
     folder = Path(folder)
     # A library's sum of two numbers has one order.

@@ -38,9 +38,9 @@ class LateCopies:
 
     def __init__(self):
         self.waiting, self.done, self.log = [], 0, []
-        self.known = 0  # so many copies the host has waited for
-        self.reads = {}  # of pinned memory that is copied up: which copy does it
-        self.clock = 0  # counts what the device has been given to compute, which the tests advance
+        self.known = 0  # copies that the host has waited for
+        self.reads = {}  # pinned memory that is copied up: the number of the copy
+        self.clock = 0  # computations given to the device; tests advance it
         self.readers = 0  # the clock of the last computation that reads weights
 
     def pinned(self, like):

@@ -106,7 +106,7 @@ def check_compute(spans):
     for seen in names.values():
         assert seen.count("step") == 1
         wanted = [f"forward {x}" for x in LAYERS] + [f"{w} {x}" for x in LAYERS[::-1] for w in ("backward", "update")]
-        found = [n for n in seen if n.split()[-1] in LAYERS and not n.startswith("reorder")]  # of what a layer reads
+        found = [n for n in seen if n.split()[-1] in LAYERS and not n.startswith("reorder")]  # its input's
         assert sorted(found) == sorted(wanted)
         assert {f"{way} {x}" for way in ("forward", "backward") for x in ("pool", "tanh1")} <= set(seen)
     for what, order in (("forward", LAYERS), ("backward", LAYERS[::-1]), ("update", LAYERS[::-1])):

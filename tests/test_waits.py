@@ -73,7 +73,7 @@ class Stop(gg.Callback):
     [
         ("in a step", 300_000, "GossipGraD()", r"step \d+, layers '\w+' to '\w+': "),
         ("in a step", 300_000, "AllReduce()", r"step \d+, layers 'conv' to 'fc2': allreduce of \d+ values: "),
-        # of what is waited for: inputs and errors of a layer, or a sum
+        # awaited: inputs and errors of a layer, or a sum
         (
             "in a step",
             300_000,

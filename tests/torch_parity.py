@@ -1,7 +1,7 @@
 """A network against the same one in PyTorch: one step, and some more.
 
-PyTorch computes in float64 what is right and in float32 what rounding may do: ours may be as far from the former as a
-few times the latter, by the norm of the difference of each tensor.
+PyTorch's float64 results are the reference. Its float32 results measure rounding: each of our tensors may differ from
+the reference by a few times as much, in the norm of the difference.
 """
 
 from __future__ import annotations

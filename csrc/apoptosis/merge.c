@@ -35,7 +35,7 @@ typedef struct comparison {
 /* A reader's weight as rows x columns x inner elements. */
 typedef struct reader_weight {
     float *at, *bias;
-    double sign; /* of what is added to the bias */
+    double sign; /* of the term added to the bias */
     int64_t rows, columns, inner;
     const int *unit; /* one a column */
 } reader_weight;

@@ -90,7 +90,7 @@ static void conv_features(const gg_cost_query *q, double feature[GG_COST_FEATURE
     const double from = few ? (double)in[0] : (double)channels_in(layout, in[0]);
     const double to = (double)channels_in(layout, out[0]);
     const double images = (double)samples * ((double)(in[1] * in[2]) * from + (double)(out[1] * out[2]) * to);
-    double rows, places, terms; /* of products: rows of the outputs, and what is summed for all of them */
+    double rows, places, terms; /* of products: rows of outputs, places of the window, terms of all sums */
     if (tile > 0) {
         const int64_t *size = q->pass == GG_PASS_DATA ? in : out, side = tile + kernel[0] - 1;
         rows =

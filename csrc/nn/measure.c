@@ -316,10 +316,10 @@ cleanup:
 
 /* Which table comes first --------------------------------------------------------------------------------------- */
 
-/* The orders alternate, so that other load of the machine slows down both. Steps with one order in a round: at
- * least so many, unless they take too long, until so many seconds have passed; and a quarter of the budget at most,
- * of which there are four. The second round is left out where the first took ROUND_LONG seconds, which vary little, and
- * one order CLEAR times as long as the other. */
+/* The orders alternate, so that other load of the machine slows down both. A round makes at
+ * least TABLES_MIN_STEPS steps with an order, and goes on for TABLES_SECONDS. It stops early after TABLES_TOO_LONG
+ * seconds, and after a quarter of the budget, since there are four such runs. The second round is skipped if the first
+ * took ROUND_LONG seconds and one order took CLEAR times as long as the other: times that long vary little. */
 enum { TABLES_ROUNDS = 2, TABLES_MIN_STEPS = 2 };
 #define TABLES_SECONDS 0.25
 #define TABLES_TOO_LONG 1.0

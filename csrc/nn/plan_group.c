@@ -3,9 +3,9 @@
 
 #include "nn/plan_internal.h"
 
-/* Kinds of operations that follow each other, each the only reader of the one before, and how one operation computes
- * them: that of the node `main`, which reads what the others read besides as further inputs, with this activation.
- * Longer patterns come before their beginnings. */
+/* Successive kinds of operations, each the only reader of the operation before it. The operation of the node `main`
+ * computes them all, with this activation; other inputs of the nodes become its further inputs. Longer patterns come
+ * before their beginnings. */
 typedef struct gg_pattern {
     int nodes, main;
     gg_op_kind kind[GG_MAX_GROUP];

@@ -1,6 +1,6 @@
 /* Multi-head attention with its projections, as PyTorch's layer has them: (T, E) gives (T, E); all heads together may
- * have fewer features. It is a linear layer to packed queries, keys and values, attention, and a linear layer; each is
- * the operation of that kind of the device's table, and what lies between them is saved. */
+ * have fewer features. Three operations of the device's table compute it: a linear layer to packed queries, keys and
+ * values, attention, and a linear layer. The values between them are saved. */
 #include "base/memory.h"
 #include "ops/backend.h"
 

@@ -140,7 +140,7 @@ def _signature(app: Any, what: str, name: str, thing: Any, options: Any, argumen
 
 
 def _listed(thing: Any) -> str:
-    """The signature with those arguments alone that the docstring lists in two columns, "" if it lists none or all."""
+    """The signature with only the arguments in the docstring's two columns; "" if these are none or all."""
     parameters = inspect.signature(thing).parameters.values()
     names = {
         found.group(1) for line in (inspect.getdoc(thing) or "").splitlines() if (found := _TWO_COLUMNS.fullmatch(line))

@@ -25,9 +25,9 @@ typedef enum corruption_kind {
 
 typedef struct corruption {
     corruption_kind kind;
-    int peer, tag; /* of which messages; -1: any */
+    int peer, tag; /* of the corrupted messages; -1: any */
     int which;     /* the first of them, 0, 1, ..., that is corrupted */
-    int many;      /* so many; 0 counts as 1 */
+    int many;      /* number of corrupted messages; 0 counts as 1 */
     size_t least;  /* only messages of at least so many bytes count */
     size_t keep;
     ptrdiff_t at;

@@ -1,5 +1,6 @@
-/* Backends for tests of the plan: every operation in plain C and double precision, in any layout, and as nasty as the
- * contract allows: gradients of outputs and scratch are left full of NaN, and what backward does not read may be gone.
+/* Backends for tests of the plan: every operation in plain C and double precision, in any layout. They use the whole
+ * freedom of the contract: they fill output gradients and scratch with NaN, and destroy arrays that backward does not
+ * read.
  *
  *   fake_plain     everything, PLAIN; reorders between PLAIN and BATCH_LAST
  *   fake_lanes     everything but reorders, BATCH_LAST

@@ -1,5 +1,5 @@
-/* Memory between guards. It begins as NaN, and so do the guards: what is read beyond the ends or before it is written
- * shows in the results, and what is written beyond them where the buffer is freed. */
+/* Memory between guards; all of it begins as NaN. Reads beyond the ends, or before a write, show in the results. Writes
+ * beyond the ends are found when the buffer is freed. */
 #ifndef GG_TESTS_GUARDED_H
 #define GG_TESTS_GUARDED_H
 

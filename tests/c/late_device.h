@@ -1,5 +1,5 @@
-/* A small device with memory of its own whose work is done when the test says so: late_do does the next few pieces of
- * it, in the order in which they were given; a wait does what it waits for. Both queues are one. */
+/* A small device with separate memory, which works when the test calls late_do: this executes the next few pieces of
+ * work, in their order. A wait executes the awaited work. Both queues are one. */
 #ifndef GG_TESTS_LATE_DEVICE_H
 #define GG_TESTS_LATE_DEVICE_H
 

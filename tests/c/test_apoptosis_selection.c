@@ -1,5 +1,5 @@
-/* The smaller network computes what the larger one does where nobody listens to the units that leave: bit for bit, as a
- * table adds up inputs one after the other, and those that leave added zero. */
+/* If no layer listens to the leaving units, the smaller network has the larger one's bits: a table adds inputs in their
+ * order, and the leaving units added zero. */
 #include "apoptosis/selection.h"
 #include "apoptosis_networks.h"
 

@@ -224,7 +224,7 @@ static void test_heads(void) {
     }
 }
 
-/* What a slice has of a layer is a group of its own, of which one stays; a slice with steps is not followed. */
+/* The units of a layer in a slice are a group, and one of them stays. A slice with steps is not followed. */
 static void test_slices(void) {
     for (int step = 1; step < 3; step++) {
         gg_graph *graph = begin_graph((gg_shape){1, {4}});

@@ -254,8 +254,8 @@ static gg_lines filled_lines(const float *grad, size_t n, size_t first) {
     return (gg_lines){bits, first};
 }
 
-/* Of plain updates that exchange nothing: where the gradient is 0 the weight keeps its bits, those of a denormal number
- * too, which counts as 0; elsewhere a finite one gets the bits of an update that also copies, which reads all. */
+/* Plain updates without an exchange. A weight with gradient 0 keeps its bits; a denormal gradient counts as 0. Any
+ * other finite weight gets the bits of an update that also copies, which reads all elements. */
 static void check_zero_gradients(size_t n, size_t every, bool told) {
     const int64_t count = (int64_t)n;
     float *grad = uniform(count, -1, 1), *weight = uniform(count, -1, 1), *before = floats(count);

@@ -281,8 +281,8 @@ static void test_none_where_not_separate(void) {
 
 static void stay(gg_transport *transport) { (void)transport; }
 
-/* Of two transports that read memory of a GPU, the one behind a slow network is not asked to: the network passes
- * messages on without a word of where they lie. */
+/* Both transports read memory of a GPU, but a slow network in front hides it: the network passes messages on without
+ * the place of their memory. */
 static void test_a_slow_network_reads_no_devices(void) {
     static const gg_transport_table left = {.destroy = stay};
     for (int slow = 0; slow < 2; ++slow) {

@@ -220,8 +220,8 @@ static void test_sums(int rank, int size, size_t limit) {
     gg_transport_destroy(t);
 }
 
-/* A rank that does not come is waited for no longer than `timeout`; then the sum may still be had, or be given up: what
- * MPI may still write is kept, and that is told by the live bytes. */
+/* A wait for a missing rank ends after `timeout`. The sum can then still complete, or be given up. Memory that MPI may
+ * still write is kept, as the live bytes show. */
 static int64_t test_sum_in_vain(int rank, int size) {
     enum { COUNT = 4096 };
     gg_device device = {.table = &case_backend, .threads = 1};

@@ -1,5 +1,5 @@
-/* Packed messages on a device whose memory the host cannot touch, beside the CPU: the same messages and the same bits,
- * and what is not a message is refused alike, whatever its bytes, with nothing written outside of the segments. */
+/* Packed messages on a device whose memory the host cannot touch. Messages and results have the CPU's bits. Both refuse
+ * invalid messages alike, whatever the bytes, and write nothing outside of the segments. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Products in which pairs of terms share a multiplication: every level of this CPU and the scalar kernels against sums
- * in double, with the error bound of cpu/gemm/paired_kernels.h; what is exact, and what the bits depend on. */
+/* Products in which pairs of terms share a multiplication. Every level of this CPU and the scalar kernels agree with
+ * sums in double within the bound of cpu/gemm/paired_kernels.h. Other tests: exact cases, and causes of other bits. */
 #include <float.h>
 #include <stdlib.h>
 
@@ -281,8 +281,8 @@ static bool stands_alone(const gg_paired_kernels *kernels, const side *a, const 
     return same;
 }
 
-/* Some rows and columns in which large numbers meet: whether few of a block are multiply-adds, many or all, an element
- * has the bits of its row and its column by themselves, and what is near enough. */
+/* Large numbers meet in some rows and columns, which are then multiply-adds. An element's bits depend on its row and
+ * column alone, whether few, many or all elements of a block are multiply-adds. All are near the sums in double. */
 static void test_marks(void) {
     enum { M = 20, N = 35, TERMS = 49, LARGE = 10 };
     static const int64_t rows[] = {0, 1, 2, 3, 6, 16}, cols[] = {0, 1, 2, 5, 16};
@@ -367,8 +367,8 @@ static void test_special(void) {
 
 /* ---------------------------------------------------------------------------------------------- gg_sgemm */
 
-/* In one part and in several; strips of columns; few rows, so that threads divide the columns: the same bits with any
- * number of threads, near the sums in double, and what gg_sgemm_run gives where the rule says so. */
+/* One part and several, strips of columns, and few rows, so that threads divide the columns. Bits are the same with any
+ * number of threads, near the sums in double, and those of gg_sgemm_run if the rule chooses this product. */
 static void test_large(void) {
     static const int64_t sizes[][3] = {{150, 48, 300},  {50, 600, 48},   {300, 70, 151},
                                        {48, 100, 1000}, {270, 530, 150}, {50, 60, 4000}};

@@ -1,5 +1,5 @@
-/* A plan whose runs a device captures and replays gives the bits of one that runs on the CPU, whatever changes from one
- * run to the next: what is run, arenas, state, weights of samples, memory that is freed. */
+/* A plan that a device captures and replays has the CPU's bits, whatever changes between two runs: the pass, arenas,
+ * state, weights of samples, freed memory. */
 #include "base/memory.h"
 #include "base/random.h"
 #include "check.h"

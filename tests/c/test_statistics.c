@@ -113,8 +113,8 @@ cleanup:
     return status;
 }
 
-/* What must hold: the mean over the ranks (or the centre) is the running mean of what all ranks' batches show, within
- * `mean`, all ranks are within `spread` of it, and moments are 0. */
+/* Bounds. The mean over the ranks, or the centre, is within `mean` of the running mean over all ranks' batches. All
+ * ranks are within `spread` of it. Moments are 0. */
 typedef struct expected {
     const char *name;
     gg_strategy_options options;

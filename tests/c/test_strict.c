@@ -1,5 +1,5 @@
-/* The strict device: whose memory the host cannot touch, whose work is done late and in an order that only marks fix,
- * and which says what it is given that it could not use. */
+/* The strict device: the host cannot touch its memory, it works late, only marks fix the order of its work, and it
+ * names arguments that it could not use. */
 #include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -136,7 +136,7 @@ static void test_work_is_late(void) {
     device->table->close(device);
 }
 
-/* How often, of so many times, what one queue writes is seen by work that the other queue is given afterwards. */
+/* In how many of `times` tries the work of one queue sees the earlier writes of the other. */
 static int times_seen(gg_device *device, int times, bool follows, float *middle, float *end) {
     int seen = 0;
     for (int i = 1; i <= times; ++i) {

@@ -16,8 +16,8 @@ import numpy as np
 
 import gossipgrad as gg
 
-FIRST, NEAR = 5, 2e-3  # of so many steps each loss is so near the CPU's, relative to it
-MEAN = 0.05  # that far the means of the second half may be apart, relative to the first loss
+FIRST, NEAR = 5, 2e-3  # first steps; max relative difference of their losses from the CPU's
+MEAN = 0.05  # max difference between the means of the second half, relative to the first loss
 
 
 def images(shape: tuple[int, ...], size: int):

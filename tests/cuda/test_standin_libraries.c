@@ -61,8 +61,8 @@ static int place(int format, int a, int b, int c, int d, int bs, int cs, int ds)
     return format == GG_CUDNN_TENSOR_NCHW ? ((a * bs + b) * cs + c) * ds + d : ((a * cs + c) * ds + d) * bs + b;
 }
 
-/* The sum over all (n, k, o, p, c, r, s) of x*w*y that belong together, in which one of the three is the gradient with
- * respect to what the pass gives: so all three passes have one definition. */
+/* The sum of x*w*y over all (n, k, o, p, c, r, s). One factor is the gradient that the pass computes, so one definition
+ * checks all three passes. */
 static void check_passes(const sizes *of) {
     const layer it = make_layer();
     set_layer(&it, of);

@@ -113,7 +113,7 @@ gg_status gg_test_padding_check(const gg_shape *shape, int64_t batch, gg_format 
     return GG_OK;
 }
 
-/* The same for what no table reorders: elements of four bytes. */
+/* Converts elements of four bytes that no table reorders. */
 static void convert_slowly(const gg_shape *shape, int64_t batch, gg_format from, gg_format to, const void *in,
                            void *out) {
     memset(out, 0, gg_format_bytes(to, shape, batch));

@@ -70,7 +70,7 @@ static gg_status run_forward(gg_test_devices *d, op_run *run, gg_op *op, op_buff
     if (op->type->forward != NULL) {
         GG_TRY(gg_op_prepare(op, args, GG_PASS_FORWARD));
         GG_TRY(gg_op_forward(op, args));
-    } else { /* of a backward pass alone: the output is what its error is, negated */
+    } else { /* backward alone: the output is the negated error */
         const size_t count = (size_t)desc->batch * (size_t)gg_shape_count(&desc->output);
         for (size_t i = 0; i < count; ++i) run->output[i] = -run->grad_output[i];
         GG_TRY(gg_test_convert(d, &desc->output, desc->batch, gg_test_plain, op->output, run->output, b->output.data));

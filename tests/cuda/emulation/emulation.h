@@ -1,7 +1,7 @@
-/* A GPU's programming model in C++17, so that kernels (csrc/cuda/kernels) compile for the host and are tested where no
- * GPU is. A kernel's blocks run one after the other, the threads of a block as fibers that change at barriers and
- * in operations of a warp; so every run is the same. What the model forbids is reported (emulation_api.h): barriers
- * and operations of a warp that not all threads reach; and in a checked build (emulation.cpp) also
+/* A GPU's programming model in C++17: kernels (csrc/cuda) compile for the host and are tested without a GPU. A kernel's
+ * blocks run one after the other. The threads of a block are fibers, which change at barriers and in operations of a
+ * warp, so every run is the same. Violations of the model are reported (emulation_api.h): barriers and operations of a
+ * warp that some threads do not reach; in a checked build (emulation.cpp) also
  *   - races: two accesses of a location in shared or global memory, at least one of them a write, by threads between
  *     which no barrier lies: __syncthreads() within a block, __syncwarp() within a warp. Shuffles order nothing, and
  *     blocks of one launch have no order at all. Atomic operations do not race with each other;
