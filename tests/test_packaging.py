@@ -153,7 +153,8 @@ def test_changed_flags_and_warnings(scratch_project):
 
 def test_isas(scratch_project):
     """Those that GOSSIPGRAD_ISAS names, the scalar ones, and no others; what is not asked for stays as it was."""
-    everything = ["scalar", "avx2", "avx512f", "avx512"] if platform.machine() == "x86_64" else ["scalar"]
+    levels = {"x86_64": ["scalar", "avx2", "avx512f", "avx512"], "aarch64": ["scalar", "neon"]}
+    everything = levels.get(platform.machine(), ["scalar"])
     shutil.rmtree(scratch_project / "build", ignore_errors=True)
 
     def built(wanted):
@@ -165,8 +166,8 @@ def test_isas(scratch_project):
     assert built("scalar") == (set(), ["scalar"])
     made, here = built("")
     assert made == set() and here[:2] == everything[:2] and len(here) <= 3
-    if len(everything) > 1:
-        for wanted in ("avx512,sse9", "AVX2", "amx"):
+    if platform.machine() == "x86_64":
+        for wanted in ("avx512,sse9", "AVX2", "amx", "neon"):
             done = setup_py(scratch_project, "build_ext", "-i", check=False, GOSSIPGRAD_ISAS=wanted)
             assert done.returncode and f"GOSSIPGRAD_ISAS='{wanted}'" in done.stderr
             assert "allowed: all, or some of scalar, avx2, avx512f, avx512" in done.stderr
@@ -184,6 +185,18 @@ def test_isas(scratch_project):
 )
 def test_isas_of_a_cpu(flags, wanted, toolchain):
     assert toolchain.isas_of(flags.split()) == wanted
+
+
+def test_isas_of_another_machine(toolchain, monkeypatch):
+    """A cross-compiler's machine decides, not this CPU."""
+    monkeypatch.delenv("GOSSIPGRAD_ISAS", raising=False)
+    assert toolchain.isas("aarch64") == ["scalar", "neon"] and toolchain.isas("riscv64") == ["scalar"]
+    for wanted, built in (("all", ["scalar", "neon"]), ("neon", ["scalar", "neon"]), ("scalar", ["scalar"])):
+        monkeypatch.setenv("GOSSIPGRAD_ISAS", wanted)
+        assert toolchain.isas("aarch64") == built
+    monkeypatch.setenv("GOSSIPGRAD_ISAS", "neon,avx2")
+    with pytest.raises(SystemExit, match="no 'avx2' on aarch64; allowed: all, or some of scalar, neon"):
+        toolchain.isas("aarch64")
 
 
 def test_wheels_that_are_here_are_not_fetched(toolchain, monkeypatch, tmp_path):

@@ -46,21 +46,20 @@ def isas_of(flags):
     return levels
 
 
-def isas():
-    """The levels to build, by GOSSIPGRAD_ISAS or this CPU."""
+def isas(machine):
+    """The levels to build for a machine, by GOSSIPGRAD_ISAS or this CPU."""
     wanted = os.environ.get("GOSSIPGRAD_ISAS", "").strip()
-    if not X86:
-        return ["scalar"]
-    if wanted == "all":
-        return list(Compiler.ISA_FLAGS)
+    every = ["scalar", *Compiler.ISA_FLAGS.get(machine, ())]
+    if wanted == "all" or (not wanted and machine != "x86_64"):
+        return every
     if wanted:
         named = [name.strip() for name in wanted.split(",")]
-        if unknown := [name for name in named if name not in Compiler.ISA_FLAGS]:
+        if unknown := [name for name in named if name not in every]:
             raise SystemExit(
-                f"setup.py: GOSSIPGRAD_ISAS={wanted!r}: no {unknown[0]!r}; allowed: all, or some of "
-                f"{', '.join(Compiler.ISA_FLAGS)} with commas; avx512 brings AMX"
+                f"setup.py: GOSSIPGRAD_ISAS={wanted!r}: no {unknown[0]!r} on {machine}; allowed: all, or some of "
+                f"{', '.join(every)} with commas; avx512 brings AMX"
             )
-        return [name for name in Compiler.ISA_FLAGS if name in named or name == "scalar"]
+        return [name for name in every if name in named or name == "scalar"]
     return isas_of(cpu_flags())
 
 
@@ -202,15 +201,18 @@ def replace_file(path, text):
 class Compiler:
     """The C compiler, its flags, and the levels of kernels that it builds."""
 
-    # "avx512f": a Knights Landing has no BW, DQ or VL (a test disassembles the objects).
+    # The levels of a machine above scalar. "avx512f": a Knights Landing has no BW, DQ or VL (a test disassembles the
+    # objects). Every aarch64 has NEON.
     ISA_FLAGS = {
-        "scalar": [],
-        "avx2": ["-mavx2", "-mfma", "-mbmi", "-mbmi2"],
-        "avx512f": ["-mavx512f", "-mavx512cd", "-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mprefer-vector-width=512"],
-        "avx512": [
-            *["-mavx512f", "-mavx512cd", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
-            *["-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mprefer-vector-width=512"],
-        ],
+        "x86_64": {
+            "avx2": ["-mavx2", "-mfma", "-mbmi", "-mbmi2"],
+            "avx512f": ["-mavx512f", "-mavx512cd", "-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mprefer-vector-width=512"],
+            "avx512": [
+                *["-mavx512f", "-mavx512cd", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+                *["-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mprefer-vector-width=512"],
+            ],
+        },
+        "aarch64": {"neon": []},
     }
     VARIANTS = {
         "release": ["-O2", "-DNDEBUG"],
@@ -231,10 +233,20 @@ class Compiler:
         self.variant = os.environ.get("GOSSIPGRAD_BUILD", "release") or "release"
         if self.variant not in self.VARIANTS:
             raise SystemExit(f"setup.py: GOSSIPGRAD_BUILD={self.variant!r}; allowed: {', '.join(self.VARIANTS)}")
-        self.isas = isas()
         self.command = shlex.split(os.environ.get("CC", "")) or [shutil.which("gcc") and "gcc" or "cc"]
         self.version = output_of([*self.command, "--version"]).splitlines()[0]
+        machine = output_of([*self.command, "-dumpmachine"]).split("-")[0]
+        self.machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+        self.isas = isas(self.machine)
         self.link = [flag for flag in self.VARIANTS[self.variant] if flag.startswith(("-fsanitize=", "--coverage"))]
+
+    def kernel_flags(self, isa):
+        """Further flags of the kernels of a level."""
+        if isa != "scalar":
+            return [*self.ISA_FLAGS[self.machine][isa], f"-DGG_ISA={isa}", f"-DGG_HAS_{isa.upper()}"]
+        # A reference alone if every CPU of today has another level.
+        reference = self.machine in self.ISA_FLAGS and self.variant == "release"
+        return ["-DGG_ISA=scalar", *(["-O1"] if reference else [])]
 
     def flags(self, hot=False):
         """Flags of every C file. hot: of a file with loops over values."""

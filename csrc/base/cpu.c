@@ -75,6 +75,8 @@ static bool cpu_runs(gg_isa isa) {
     case GG_ISA_AMX: return avx512 && may_use_amx();
     default: return false;
     }
+#elif defined(__aarch64__)
+    return isa == GG_ISA_NEON;
 #else
     return false;
 #endif

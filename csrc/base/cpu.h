@@ -8,9 +8,9 @@
 
 #include "base/status.h"
 
-/* Levels as X(NAME, name), the best last; every kernel is compiled once a level. AVX512F is the
+/* Levels as X(NAME, name), the best last; every kernel is compiled once a level. NEON is aarch64's. AVX512F is the
  * Knights Landing subset (F and CD only). AMX adds split products of matrices to AVX512's kernels. */
-#define GG_ISAS(X) X(SCALAR, scalar) X(AVX2, avx2) X(AVX512F, avx512f) X(AVX512, avx512) X(AMX, amx)
+#define GG_ISAS(X) X(SCALAR, scalar) X(NEON, neon) X(AVX2, avx2) X(AVX512F, avx512f) X(AVX512, avx512) X(AMX, amx)
 
 #define GG_ISA_VALUE(NAME, name) GG_ISA_##NAME,
 typedef enum gg_isa { GG_ISAS(GG_ISA_VALUE) GG_ISA_COUNT } gg_isa;

@@ -191,7 +191,7 @@ static const gg_cost_model *const models[] = {&gg_cost_zen4, &gg_cost_avx512, &g
 const gg_cost_model *gg_cost_model_of(gg_isa isa) {
     if (isa == GG_ISA_AVX512 && gg_cpu_pairs_products()) return &gg_cost_zen4;
     if (isa >= GG_ISA_AVX512F) return &gg_cost_avx512;
-    return isa == GG_ISA_AVX2 ? &gg_cost_avx2 : &gg_cost_scalar;
+    return isa == GG_ISA_SCALAR ? &gg_cost_scalar : &gg_cost_avx2; /* NEON's are not measured */
 }
 
 const gg_cost_model *gg_cost_model_named(const char *name) {

@@ -364,7 +364,7 @@ static void test_cpu(void) {
     }
     setenv("GOSSIPGRAD_ISA", "sse9", 1);
     CHECK_FAILS(gg_isa_select(NULL, &isa), GG_ERROR_ARGUMENT,
-                "GOSSIPGRAD_ISA='sse9': allowed are scalar, avx2, avx512f, avx512");
+                "GOSSIPGRAD_ISA='sse9': allowed are scalar, neon, avx2, avx512f, avx512, amx");
     CHECK_OK(gg_isa_select("scalar", &isa)); /* the argument beats the environment */
     CHECK_INT(isa, GG_ISA_SCALAR);
     CHECK_FAILS(gg_isa_select("AVX2", &isa), GG_ERROR_ARGUMENT, "isa='AVX2'");

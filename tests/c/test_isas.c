@@ -1,4 +1,5 @@
 /* A build without some levels: they are never chosen, and who names one is told the command that builds it. */
+#undef GG_HAS_NEON
 #undef GG_HAS_AVX2
 #undef GG_HAS_AVX512F
 #undef GG_HAS_AVX512
@@ -10,7 +11,7 @@ static void test_scalar_alone(void) {
     unsetenv("GOSSIPGRAD_ISA");
     CHECK_OK(gg_isa_select(NULL, &isa));
     CHECK_INT(isa, GG_ISA_SCALAR);
-    for (gg_isa other = GG_ISA_AVX2; other < GG_ISA_COUNT; ++other) {
+    for (gg_isa other = GG_ISA_SCALAR + 1; other < GG_ISA_COUNT; ++other) {
         CHECK(!gg_cpu_supports(other));
         const char *wanted = cpu_runs(other) ? "GOSSIPGRAD_ISAS=all pip install -e ." : "this CPU";
         CHECK_FAILS(gg_isa_select(gg_isa_name(other), &isa), GG_ERROR_UNSUPPORTED, wanted);

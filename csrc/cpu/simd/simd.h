@@ -21,6 +21,9 @@
 
 #include "cpu/simd/isa.h"
 
+/* Every aarch64 has NEON, so its level is known by name alone. */
+#define NEON_neon 1
+
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #elif defined(__AVX2__)
@@ -56,6 +59,10 @@ GG_INLINE vec load(const float *p) { return *(const floats *)p; }
 #include <immintrin.h>
 
 #include "cpu/simd/simd_avx2.h"
+#elif GG_JOIN(NEON, GG_ISA) == 1
+#include <arm_neon.h>
+
+#include "cpu/simd/simd_neon.h"
 #else
 #include "cpu/simd/simd_scalar.h"
 #endif
