@@ -35,7 +35,7 @@ from gossipgrad.callbacks import (  # noqa: E402
     ReduceOnPlateau,
     StopOnNaN,
 )
-from gossipgrad.cluster import Network, Straggler, VirtualCluster  # noqa: E402
+from gossipgrad.cluster import Death, Network, Straggler, VirtualCluster  # noqa: E402
 from gossipgrad.compression import AdaComp  # noqa: E402
 from gossipgrad.data import Dataset  # noqa: E402
 from gossipgrad.errors import (  # noqa: E402
@@ -118,6 +118,7 @@ __all__ += (  # after the strategies
     "CrossEntropy",
     "DataError",
     "Dataset",
+    "Death",
     "Dropout",
     "EarlyStopping",
     "Embedding",

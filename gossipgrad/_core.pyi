@@ -45,6 +45,20 @@ class Graph:
     def initial_weights(self, seed: int, /) -> dict[str, NDArray[np.float32]]: ...
 
 @final
+class ViewKeeper:
+    """Membership of processes of this host, in memory that they share.
+
+    memory: a descriptor, sized here. members: ranks at first, of at most `most`. least: the job ends if fewer live.
+    """
+
+    def __new__(cls, memory: int, members: int, most: int, least: int) -> ViewKeeper: ...
+    def died(self, identity: int, /) -> None:
+        """A rank has been reaped: it writes no more."""
+    def poll(self) -> str:
+        """Reads what the ranks have told; returns the phase: run, stopping, goal or ended."""
+    def view(self) -> dict[str, Any]:
+        """The current view: its number ("view"), step and ranks."""
+
 class Team:
     """A group of ranks. kind: single, mpi, net, virtual."""
 
@@ -59,7 +73,10 @@ class Team:
         bandwidth: float = 0.0,
         compute_rate: float = 1.0,
         timeout: float = 0.0,
-    ) -> Team: ...
+        deaths: list[tuple[int, int, int]] | None = None,
+        detect: float = 0.0,
+    ) -> Team:
+        """deaths: of virtual ranks: rank, step, messages sent in it before; detect: seconds until the others know."""
     @property
     def kind(self) -> str: ...
     @property
@@ -70,6 +87,9 @@ class Team:
     @property
     def local(self) -> int:
         """Ranks in this process: size for a virtual cluster, else 1."""
+    @property
+    def survives(self) -> bool:
+        """Ranks may die, and the others go on."""
     timeout: float
     no_collectives: bool
     """Set while this process is in a callback that other ranks may have at another step, or not at all: what is
@@ -302,6 +322,10 @@ class Trainer:
     def counts(self) -> list[dict[str, Any]]:
         """For each local rank since the epoch began: the parts of an epoch's sums. At rest, for checkpoints."""
     def set_counts(self, counts: list[dict[str, Any]], /) -> None: ...
+    def change_view(self) -> dict[str, Any] | None:
+        """After run: goes on without the ranks that have died. Returns the new view, or None without a change."""
+    def check_survival(self) -> None:
+        """ValueError if ranks may die, and the strategy or the data need all of them."""
     def run(self, steps: int, watch: Callable[[], object] | None = None) -> int:
         """Runs up to `steps` more steps of the epoch; returns the steps of the epoch done so far. Releases the GIL.
 
@@ -542,9 +566,7 @@ def first_to_report() -> bool:
     """True if no rank of this job on this host has reported a failure yet: once, and if that cannot be known."""
 
 def mpi_start(launched: int = 0) -> None: ...
-def net_start(
-    rank: int, nodes: list[int], sockets: list[int], memory: int, ring_bytes: int, heap_bytes: int
-) -> None:
+def net_start(rank: int, nodes: list[int], sockets: list[int], memory: int, ring_bytes: int, heap_bytes: int) -> None:
     """Make this process's links to other ranks from connected sockets and the node's memory, which it takes over."""
 
 def net_stop() -> None:

@@ -103,6 +103,11 @@ class Callback:
         empty). event is already in the history, the same on all ranks.
         """
 
+    def on_view(self, trainer: Trainer, change: Record) -> None:
+        """After ranks have died, within an epoch; docs/report.md lists the fields of `change`, which is already in
+        history.views. trainer.size and trainer.rank are those of the ranks that are left.
+        """
+
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
         """After an epoch, its validation included; `record` is already in the history."""
 

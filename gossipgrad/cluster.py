@@ -60,6 +60,41 @@ class Network:
 
 @named_keywords
 @dataclass(frozen=True)
+class Death:
+    """The moment in which a virtual rank dies.
+
+    step            the step of training, from 0.
+    after_messages  messages that it has sent in that step; 0: at the step's begin. If it sends fewer, it dies at the
+                    step's end.
+    """
+
+    step: int
+    after_messages: int = 0
+
+    def __post_init__(self) -> None:
+        store(
+            self,
+            step=integer("step", self.step, 0),
+            after_messages=integer("after_messages", self.after_messages, 0, 2**31 - 1),
+        )
+
+
+def _deaths(given: Any, ranks: int) -> tuple[tuple[int, Death], ...]:
+    """VirtualCluster's deaths: (rank, Death) by rank."""
+    if given is None:
+        return ()
+    pairs = given.items() if isinstance(given, Mapping) else given
+    found: dict[int, Death] = {}
+    for rank, death in pairs:
+        at = integer("rank in deaths", rank, 0, ranks - 1)
+        if isinstance(death, Mapping):
+            death = Death(**death)
+        found[at] = death if isinstance(death, Death) else Death(step=integer(f"deaths[{at}]", death, 0))
+    return tuple(sorted(found.items(), key=lambda pair: pair[0]))
+
+
+@named_keywords
+@dataclass(frozen=True)
 class VirtualCluster:
     """p ranks as threads of this process: the same code, results and bits as under MPI, no launcher.
 
@@ -73,6 +108,9 @@ class VirtualCluster:
                         layers share it by their flops. None: each layer's flops at 50e9 a second.
     straggler           a Straggler, or None.
     seed                of the straggler; None: the trainer's.
+    deaths              ranks that die: a dict of rank to the step, or to a gossipgrad.Death. The others go on with the
+                        samples that no rank has trained on (docs/survival.md).
+    detect              seconds of virtual time from a death until the others know of it.
     """
 
     p: int
@@ -82,17 +120,21 @@ class VirtualCluster:
     compute_time: float | Sequence[float] | None = None
     straggler: Straggler | None = None
     seed: int | None = None
+    deaths: Mapping[int, int | Death] | Sequence[tuple[int, Death]] | None = None
+    detect: float = 0.01
 
     def __post_init__(self) -> None:
         store(
             self,
             p=integer("p", self.p, 1, MAX_VIRTUAL_RANKS),
+            detect=number("detect", self.detect, 1e-9),
             latency=number("latency", self.latency, 0.0),
             bandwidth=number("bandwidth", self.bandwidth, 0.0),
             compute_rate=number("compute_rate", self.compute_rate, 0.0),
             straggler=_checked("straggler", self.straggler, Straggler),
             seed=None if self.seed is None else integer("seed", self.seed, 0, 2**64 - 1),
         )
+        store(self, deaths=_deaths(self.deaths, self.p))
         seconds = self.step_seconds()
         if seconds is not None:
             alike = not hasattr(self.compute_time, "__len__")
@@ -110,11 +152,14 @@ class VirtualCluster:
         return [number(f"compute_time[{rank}]", one, 0.0) for rank, one in enumerate(given)]
 
     def settings(self) -> dict[str, Any]:
-        """The keywords, in terms of JSON."""
+        """The keywords, in terms of JSON; those of deaths only if ranks die."""
+        found = asdict(self)
+        if not self.deaths:
+            del found["deaths"], found["detect"]
         seconds = self.step_seconds()
         if seconds is not None and hasattr(self.compute_time, "__len__"):
-            return asdict(self) | {"compute_time": seconds}
-        return asdict(self)
+            found["compute_time"] = seconds
+        return found
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> VirtualCluster:
@@ -181,18 +226,27 @@ def refuse(comm: Any, call: str, error: Exception) -> NoReturn:
 
 
 def make_team(
-    comm: Any = None, timeout: float = 0.0, network: Network | None = None, error: Exception | None = None
+    comm: Any = None,
+    timeout: float = 0.0,
+    network: Network | None = None,
+    error: Exception | None = None,
+    survives: bool = False,
 ) -> _core.Team:
     """The core's group of ranks for `comm`.
 
     None: the MPI world if a launcher started this process, else one rank. A VirtualCluster. Or a communicator of
     mpi4py (anything with py2f()). Collective. timeout: seconds a wait may take before it fails; 0: for ever.
     network: holds messages back under MPI; a VirtualCluster has its own. error: an error to raise on all ranks.
+    survives: the caller goes on when ranks of a VirtualCluster die.
     RuntimeError, except for a VirtualCluster: a rank started this process, or a launcher without MPI did.
     """
     links: dict[str, Any] = {key: float(value) for key, value in asdict(network or Network()).items()}
     stall.start()
     if isinstance(comm, VirtualCluster):
+        if comm.deaths and not survives:
+            raise ValueError(
+                f"deaths={comm.deaths!r}: allowed for a gossipgrad.Trainer, whose fit goes on without them"
+            )
         alone = not _core.info()["mpi"]["initialised"]  # otherwise it has trained with the others, too
         processes = failure.launched_size()
         if alone and processes > 1 and failure.launched_rank() == 0:
@@ -207,6 +261,8 @@ def make_team(
             bandwidth=float(comm.bandwidth),
             compute_rate=float(comm.compute_rate),
             timeout=timeout,
+            deaths=[(rank, death.step, death.after_messages) for rank, death in _deaths(comm.deaths, comm.p)] or None,
+            detect=float(comm.detect),
         )
     origin.check()
     if origin.by_net():
@@ -219,7 +275,7 @@ def make_team(
         net.connect(timeout)
         return _core.Team("net", timeout=timeout, **links)
     launched = origin.launcher_world_size() or 0
-    handle: dict[str, int] = {}
+    handle: dict[str, Any] = {}
     if comm is None:
         if not origin.is_launched():
             return _core.Team("single")

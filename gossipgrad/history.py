@@ -185,6 +185,7 @@ class History:
     graphs: Record = field(default_factory=dict)
     apoptosis: Record = field(default_factory=dict)
     time_by_rank: list[Record] = field(default_factory=list)
+    views: list[Record] = field(default_factory=list)
 
     def __setstate__(self, state: Record) -> None:
         """A pickle of an earlier version lacks newer fields."""

@@ -183,6 +183,7 @@ class Trainer(Replicas):
         self.resumed = call.resume is not None and self.fit_state.position is None
         self.validating = call.validation is not None
         self.core.begin(call.train_core, batches.size, call.shuffle, call.shard, call.drop_last)
+        self.check_survival()
         self.set_total(self.step + self.steps_left())
         measure = partial(self._measure, call.validation, call.batch_size)
         shrinking = None if self.apoptosis is None else events.Events(self, self.apoptosis, call.train)
@@ -213,6 +214,8 @@ class Trainer(Replicas):
                 raise RuntimeError(
                     "train_step was called within fit, by a callback or another thread; allowed: after fit has returned"
                 )
+            if self.team.survives:
+                raise RuntimeError("train_step: not where ranks may die; allowed: fit, which goes on without them")
             if self.virtual:
                 self._check_list("x", x)
                 self._check_list("y", y)

@@ -1,5 +1,7 @@
 #include "comm/subgroup.h"
 
+#include <string.h>
+
 #include "base/memory.h"
 
 /* ---- the view ---- */
@@ -84,6 +86,9 @@ static gg_status subgroup_progress(gg_transport *transport) { return gg_progress
 static void subgroup_set_epoch(gg_transport *transport, int64_t epoch) {
     gg_transport_set_epoch(subgroup_whole_of(transport), epoch);
 }
+static void subgroup_step_begun(gg_transport *transport, int64_t begun) {
+    gg_transport_step_begun(subgroup_whole_of(transport), begun);
+}
 static double subgroup_now(gg_transport *transport) { return gg_transport_now(subgroup_whole_of(transport)); }
 static gg_status subgroup_compute(gg_transport *transport, double seconds) {
     return gg_transport_compute(subgroup_whole_of(transport), seconds);
@@ -124,6 +129,7 @@ static const gg_transport_table table = {
     .dead = subgroup_dead,
     .progress = subgroup_progress,
     .set_epoch = subgroup_set_epoch,
+    .step_begun = subgroup_step_begun,
     .now = subgroup_now,
     .compute = subgroup_compute,
     .idle = subgroup_idle,
@@ -154,6 +160,21 @@ gg_status gg_subgroup_create(gg_transport *whole, const int *members, int count,
 cleanup:
     if (made != NULL) subgroup_destroy(&made->transport);
     return status;
+}
+
+gg_status gg_subgroup_regroup(gg_transport *view, const int *members, int count) {
+    subgroup *s = view_of(view);
+    int rank = -1, *made = NULL;
+    for (int i = 0; i < count; ++i)
+        if (members[i] == s->whole->rank) rank = i;
+    if (rank < 0) return gg_fail(GG_ERROR_ARGUMENT, "subgroup: rank %d is not among its members", s->whole->rank);
+    GG_TRY(gg_alloc((size_t)count * sizeof *made, "members of a subgroup", &made));
+    memcpy(made, members, (size_t)count * sizeof *made);
+    gg_free(s->member);
+    s->member = made;
+    view->rank = rank;
+    view->size = count;
+    return GG_OK;
 }
 
 /* ---- nodes ---- */

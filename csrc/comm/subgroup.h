@@ -12,6 +12,9 @@
  * Memory of the view belongs to the whole: gg_message_alloc stays collective over all ranks of `whole`. */
 gg_status gg_subgroup_create(gg_transport *whole, const int *members, int count, gg_transport **out);
 
+/* The view's ranks become these members, as at creation. Nothing is in flight. Its epoch goes on. */
+gg_status gg_subgroup_regroup(gg_transport *view, const int *members, int count);
+
 /* Nodes of equal size: node n's ranks are member[n * size] to member[n * size + size - 1], ascending. */
 typedef struct gg_nodes {
     int count, size; /* count * size is the number of ranks */

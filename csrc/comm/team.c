@@ -11,6 +11,8 @@
 #include "comm/device_order.h"
 #include "comm/local.h"
 #include "comm/mpi/mpi_transport.h"
+#include "comm/subgroup.h"
+#include "comm/virtual/virtual_views.h"
 
 struct gg_team {
     const char *kind;
@@ -21,6 +23,11 @@ struct gg_team {
     atomic_int references;
     bool measured;
     gg_link link;
+    gg_views *views;       /* NULL means that the ranks never change */
+    gg_transport **member; /* with views: one a local rank that lives, in the view's order; then those of the dead */
+    int *place;            /* with views: of each rank of the cluster in the view; -1 means none */
+    int *dead;             /* with views: the dead as numbers of this view */
+    int64_t number;        /* with views: of the view that changes */
 };
 
 static gg_status team_make(const char *kind, gg_team **out) {
@@ -87,12 +94,31 @@ cleanup:
     return status;
 }
 
+/* Every rank's transport becomes a view of the group, whose members may change. */
+static gg_status make_members(gg_team *team) {
+    gg_status status = GG_OK;
+    const int ranks = team->size;
+    int *all = NULL;
+    GG_TRY_CLEANUP(gg_calloc((size_t)ranks, sizeof *all, "members", &all));
+    GG_TRY_CLEANUP(gg_calloc((size_t)ranks, sizeof *team->dead, "dead ranks", &team->dead));
+    GG_TRY_CLEANUP(gg_calloc((size_t)ranks, sizeof *team->place, "places", &team->place));
+    GG_TRY_CLEANUP(gg_calloc((size_t)ranks, sizeof(gg_transport *), "members", &team->member));
+    for (int i = 0; i < ranks; ++i) all[i] = team->place[i] = i;
+    for (int i = 0; i < ranks; ++i)
+        GG_TRY_CLEANUP(gg_subgroup_create(gg_virtual_transport(team->cluster, i), all, ranks, &team->member[i]));
+    GG_TRY_CLEANUP(gg_virtual_views_create(team->cluster, &team->views));
+cleanup:
+    gg_free(all);
+    return status;
+}
+
 gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **out) {
     gg_status status = GG_OK;
     gg_team *team = NULL;
     GG_TRY_CLEANUP(team_make("virtual", &team));
     GG_TRY_CLEANUP(gg_virtual_create(options, &team->cluster));
     team->size = team->local = options->size;
+    if (options->death_count > 0) GG_TRY_CLEANUP(make_members(team));
     set_checks(team);
 cleanup:
     if (status != GG_OK) gg_team_release(team), team = NULL;
@@ -104,8 +130,14 @@ void gg_team_retain(gg_team *team) { atomic_fetch_add(&team->references, 1); }
 
 void gg_team_release(gg_team *team) {
     if (team == NULL || atomic_fetch_sub(&team->references, 1) != 1) return;
+    for (int i = 0; team->member != NULL && i < gg_virtual_size(team->cluster); ++i)
+        gg_transport_destroy(team->member[i]);
+    if (team->views != NULL) team->views->table->destroy(team->views);
     if (team->cluster != NULL) gg_virtual_destroy(team->cluster);
     gg_transport_destroy(team->transport);
+    gg_free(team->member);
+    gg_free(team->place);
+    gg_free(team->dead);
     gg_free(team);
 }
 
@@ -115,20 +147,23 @@ int gg_team_rank(const gg_team *team) { return team->cluster ? 0 : team->transpo
 int gg_team_local(const gg_team *team) { return team->local; }
 
 gg_transport *gg_team_transport(gg_team *team, int local) {
+    if (team->member != NULL) return team->member[local];
     return team->cluster ? gg_virtual_transport(team->cluster, local) : team->transport;
 }
+
+int gg_team_identity(gg_team *team, int local) { return gg_team_transport(team, local)->identity; }
 
 void gg_team_set_timeout(gg_team *team, double seconds) {
     for (int i = 0; i < team->local; ++i) gg_team_transport(team, i)->timeout = seconds;
 }
 
-bool gg_team_get_clock(const gg_team *team, int local, gg_virtual_clock *out) {
-    if (team->cluster) *out = gg_virtual_get_clock(team->cluster, local);
+bool gg_team_get_clock(gg_team *team, int local, gg_virtual_clock *out) {
+    if (team->cluster) *out = gg_virtual_get_clock(team->cluster, gg_team_identity(team, local));
     return team->cluster != NULL;
 }
 
 bool gg_team_set_clock(gg_team *team, int local, gg_virtual_clock clock) {
-    if (team->cluster) gg_virtual_set_clock(team->cluster, local, clock);
+    if (team->cluster) gg_virtual_set_clock(team->cluster, gg_team_identity(team, local), clock);
     return team->cluster != NULL;
 }
 
@@ -186,6 +221,113 @@ gg_status gg_team_halt_until(gg_team *team, int64_t step, int64_t next, bool wan
     return GG_OK;
 }
 
+/* ---- views ---- */
+
+const gg_view *gg_team_view(const gg_team *team) {
+    return team->views != NULL ? team->views->table->view(team->views) : NULL;
+}
+
+void gg_team_view_begin(gg_team *team, int64_t step) {
+    if (team->views != NULL) team->views->table->begin(team->views, step);
+}
+
+gg_status gg_team_view_stops(gg_team *team, int local, int64_t step, bool *stops) {
+    gg_views *views = team->views;
+    gg_phase phase;
+    int64_t goal = -1;
+    *stops = false;
+    if (views == NULL) return GG_OK;
+    const int identity = gg_team_identity(team, local);
+    for (int round = 0;; ++round) {
+        GG_TRY(views->table->look(views, identity, step, &phase, &goal));
+        if (phase != GG_PHASE_STOPPING) break;
+        GG_TRY(gg_pause(gg_team_transport(team, local), round, -1));
+    }
+    *stops = phase == GG_PHASE_ENDED || (phase == GG_PHASE_GOAL && step >= goal);
+    return GG_OK;
+}
+
+gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *deaths, const int **dead) {
+    const int *identities;
+    gg_phase phase = GG_PHASE_RUN;
+    int64_t goal;
+    *changes = false;
+    *deaths = 0;
+    *dead = team->dead;
+    if (team->views == NULL) return GG_OK;
+    for (int round = 0;; ++round) {
+        GG_TRY(team->views->table->look(team->views, -1, step, &phase, &goal));
+        if (phase != GG_PHASE_STOPPING) break;
+        GG_TRY(gg_pause(team->member[0], round, -1));
+    }
+    team->number = gg_team_view(team)->number;
+    const gg_view *view = gg_team_view(team);
+    *deaths = team->views->table->dead(team->views, &identities);
+    for (int i = 0, place = 0; i < *deaths; ++place)
+        if (view->member[place] == identities[i]) team->dead[i++] = place;
+    if (phase == GG_PHASE_ENDED)
+        return gg_fail(GG_ERROR_PEER, "%d of %d ranks have died by step %lld, and fewer than min_ranks live", *deaths,
+                       view->members, (long long)step);
+    *changes = phase != GG_PHASE_RUN;
+    return GG_OK;
+}
+
+int64_t gg_team_made(gg_team *team, int identity) { return team->views->table->made(team->views, identity); }
+
+gg_status gg_team_report(gg_team *team, int local, int deaths, const int64_t *received) {
+    return team->views->table->report(team->views, gg_team_identity(team, local), deaths, received);
+}
+
+gg_status gg_team_await_view(gg_team *team, int deaths, bool *again) {
+    gg_views *views = team->views;
+    const int *dead;
+    for (int round = 0;; ++round) {
+        const bool next = views->table->view(views)->number != team->number;
+        *again = !next && views->table->dead(views, &dead) != deaths;
+        if (next || *again) return GG_OK;
+        GG_TRY(gg_pause(team->member[0], round, -1));
+    }
+}
+
+gg_status gg_team_decide(gg_team *team, bool done, bool *all) {
+    gg_views *views = team->views;
+    *all = done;
+    if (views == NULL || views->table->vote == NULL) return GG_OK;
+    views->table->vote(views, done);
+    for (int round = 0; !views->table->decided(views, all); ++round) GG_TRY(gg_pause(team->member[0], round, -1));
+    return GG_OK;
+}
+
+gg_status gg_team_change_view(gg_team *team) {
+    const gg_view *view = gg_team_view(team);
+    for (int rank = 0; rank < gg_virtual_size(team->cluster); ++rank) team->place[rank] = -1;
+    for (int i = 0; i < view->members; ++i) {
+        int at = i;
+        while (team->member[at]->identity != view->member[i]) ++at;
+        gg_transport *one = team->member[at];
+        team->member[at] = team->member[i];
+        team->member[i] = one;
+        team->place[one->identity] = i;
+        GG_TRY(gg_subgroup_regroup(one, view->member, view->members));
+    }
+    team->size = team->local = view->members;
+    return GG_OK;
+}
+
+/* ---- runs ---- */
+
+typedef struct placed {
+    const gg_team *team;
+    gg_status (*fn)(void *context, int local);
+    void *context;
+} placed;
+
+static gg_status run_placed(void *context, int rank) {
+    const placed *p = context;
+    const int local = p->team->place != NULL ? p->team->place[rank] : rank;
+    return local >= 0 ? p->fn(p->context, local) : GG_OK;
+}
+
 typedef struct measurement {
     gg_team *team;
     size_t bytes;
@@ -214,8 +356,9 @@ static gg_status measure_alone(measurement *m) {
 
 gg_status gg_team_link(gg_team *team, size_t bytes, gg_link *out) {
     measurement m = {.team = team, .bytes = bytes};
+    placed p = {.team = team, .fn = team_measure, .context = &m};
     if (!team->measured)
-        GG_TRY(team->cluster ? gg_virtual_run_aside(team->cluster, team_measure, &m) : measure_alone(&m));
+        GG_TRY(team->cluster ? gg_virtual_run_aside(team->cluster, run_placed, &p) : measure_alone(&m));
     team->measured = true;
     *out = team->link;
     return GG_OK;
@@ -227,7 +370,9 @@ gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), 
 
 gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int local), void *context,
                               const gg_watch *watch) {
-    if (team->cluster != NULL) return gg_virtual_run_watched(team->cluster, fn, context, watch);
+    if (team->cluster != NULL)
+        return gg_virtual_run_watched(team->cluster, run_placed, &(placed){.team = team, .fn = fn, .context = context},
+                                      watch);
     const gg_float_mode former = gg_parallel_enter();
     gg_status status = fn(context, 0);
     if (status == GG_OK) status = gg_device_order_flush(team->transport); /* the caller may wait for other ranks */

@@ -8,6 +8,7 @@
 #include "comm/link.h"
 #include "comm/net/net.h"
 #include "comm/transport.h"
+#include "comm/view.h"
 #include "comm/virtual/virtual.h"
 
 typedef struct gg_team gg_team;
@@ -30,7 +31,7 @@ int gg_team_local(const gg_team *team); /* number of local ranks */
 gg_transport *gg_team_transport(gg_team *team, int local);
 void gg_team_set_timeout(gg_team *team, double seconds);
 /* Gets or sets a local rank's virtual clock, with nothing in flight. False means that the clock is real. */
-bool gg_team_get_clock(const gg_team *team, int local, gg_virtual_clock *out);
+bool gg_team_get_clock(gg_team *team, int local, gg_virtual_clock *out);
 bool gg_team_set_clock(gg_team *team, int local, gg_virtual_clock clock);
 
 /* Stops all processes after one common step when a rank wants to stop (comm/halt.h); other teams ask nobody.
@@ -43,6 +44,37 @@ bool gg_team_set_clock(gg_team *team, int local, gg_virtual_clock clock);
 gg_status gg_team_halt_begin(gg_team *team, int64_t step);
 void gg_team_halt_end(gg_team *team);
 gg_status gg_team_halt_until(gg_team *team, int64_t step, int64_t next, bool want, int64_t *until);
+
+/* ---- teams that outlive ranks ----
+ *
+ * The ranks of such a team are the members of its current view: sizes, ranks and local numbers count these alone, in
+ * the view's order. The transports stay where they are while their ranks change. Until a change is complete
+ * (gg_team_change_view) the dead keep their numbers. */
+
+/* NULL means that the ranks never change. Valid until the next change. */
+const gg_view *gg_team_view(const gg_team *team);
+int gg_team_identity(gg_team *team, int local); /* of a local rank; its number if the ranks never change */
+/* Begins a run of steps; all local ranks have made `step`. */
+void gg_team_view_begin(gg_team *team, int64_t step);
+/* A local rank has made `step` steps and is about to begin another. *stops: it must not, because the view changes here.
+ * Called on the rank's thread; waits only if the others' limits decide. */
+gg_status gg_team_view_stops(gg_team *team, int local, int64_t step, bool *stops);
+/* After a run that has ended at `step`: the ranks that have died since the view began, as numbers of this view,
+ * ascending; the team's own. *changes: the view is to change at this step. Waits only while the others' limits are not
+ * known. GG_ERROR_PEER if too few live. */
+gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *deaths, const int **dead);
+int64_t gg_team_made(gg_team *team, int identity); /* whole steps of a dead rank */
+/* A living local rank stands at the goal. received: one a dead rank, as in gg_membership_report. */
+gg_status gg_team_report(gg_team *team, int local, int deaths, const int64_t *received);
+/* After a collective operation outside of steps: this process's ranks have completed it (`done`), or a death has kept
+ * them from that. *all: all members have; equal on all ranks. If false, the view changes at this step, and the next
+ * view's members make the operation again. */
+gg_status gg_team_decide(gg_team *team, bool done, bool *all);
+/* Waits for the next view after the reports of all local ranks that live. *again: more ranks have died instead: ask
+ * gg_team_view_changes again, settle, and report again. */
+gg_status gg_team_await_view(gg_team *team, int deaths, bool *again);
+/* Takes the view that has been awaited. Nothing is in flight. Not collective. */
+gg_status gg_team_change_view(gg_team *team);
 
 /* Runs fn(context, local) for every local rank, each on its own thread if there are several; returns after the last.
  * They compute in gg_cpu_compute_mode; the calling thread's mode is restored. */

@@ -582,7 +582,9 @@ bool gg_exchange_trains(const gg_exchange *x) { return x->transport->rank < x->w
 bool gg_exchange_failed(const gg_exchange *x) { return x->failed; }
 
 int64_t gg_exchange_received(const gg_exchange *x, int rank) {
-    return x->strategy != NULL && x->strategy->receipts != NULL ? x->strategy->receipts->last[rank] : -1;
+    const gg_receipts *receipts = x->strategy != NULL ? x->strategy->receipts : NULL;
+    if (receipts == NULL || receipts->last[rank] < receipts->lag) return -1;
+    return receipts->last[rank] - receipts->lag;
 }
 
 void gg_exchange_counted(const gg_exchange *x, gg_exchange_counts *out) {

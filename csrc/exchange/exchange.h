@@ -174,8 +174,9 @@ double gg_exchange_clock_offset(const gg_exchange *x);
 /* Counts the calls here that have set weights or the strategy's own model. */
 int64_t gg_exchange_loads(const gg_exchange *x);
 const gg_tuning *gg_exchange_tuning(const gg_exchange *x);
-/* Returns the last step of a rank whose message to this one came whole, and was or will be mixed; -1 means none, or a
- * strategy that needs all ranks. After settling nothing is left to come. For ranks that have died. */
+/* Returns the last step of a rank whose update came whole in messages to this one, and was or will be mixed. -1 means
+ * none, or a strategy that needs all ranks. With slices the last of the steps that send them counts. After settling
+ * nothing is left to come. For ranks that have died. */
 int64_t gg_exchange_received(const gg_exchange *x, int rank);
 void gg_exchange_counted(const gg_exchange *x, gg_exchange_counts *out);
 bool gg_exchange_compresses(const gg_exchange *x);

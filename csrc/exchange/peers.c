@@ -105,6 +105,12 @@ void gg_peers_destroy(gg_peers *p) {
     gg_free(p);
 }
 
+void gg_peers_remove(gg_peers *p, int local) {
+    gg_exchange_destroy(p->exchange[local]);
+    --p->local;
+    for (int i = local; i < p->local; ++i) p->exchange[i] = p->exchange[i + 1];
+}
+
 gg_exchange *gg_peers_exchange(const gg_peers *p, int local) { return p->exchange[local]; }
 
 void gg_peers_set_settle(gg_peers *p, gg_status (*settle)(void *context, int local), void *context) {

@@ -21,6 +21,8 @@ gg_status gg_peers_create(const gg_exchange_options *options, const double *step
 /* Settles first, unless a step is half done or a call has failed. Collective. NULL is a no-op. */
 void gg_peers_destroy(gg_peers *peers);
 
+/* Destroys the exchange of a local rank, which has died. The others keep their order. */
+void gg_peers_remove(gg_peers *peers, int local);
 gg_exchange *gg_peers_exchange(const gg_peers *peers, int local);
 
 /* Sets the function that settles a rank, for an owner with more in flight; NULL means gg_exchange_settle. */

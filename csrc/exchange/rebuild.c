@@ -69,13 +69,13 @@ static gg_status whole_read(gg_exchange *x, const gg_rebuild *how, whole_state *
     const gg_state *state = gg_exchange_state(x);
     const float *consensus = NULL;
     out->step = state->step;
-    out->push_sum_since =
-        how->strategy == NULL || gg_strategy_mixes_alike(&gg_exchange_asked(x)->strategy, how->strategy)
-            ? state->push_sum_since
-            : state->step;
+    const bool mixes_on = !how->regrouped && (how->strategy == NULL ||
+                                              gg_strategy_mixes_alike(&gg_exchange_asked(x)->strategy, how->strategy));
+    out->push_sum_since = mixes_on ? state->push_sum_since : state->step;
     out->trained = gg_exchange_workers(x);
-    GG_TRY(gg_exchange_consensus(x, &consensus));
-    if (consensus != gg_state_weights(state)) GG_TRY(read_copy(x, how, GG_ARENA_WEIGHT, consensus, &out->consensus));
+    if (!how->regrouped) GG_TRY(gg_exchange_consensus(x, &consensus));
+    if (consensus != NULL && consensus != gg_state_weights(state))
+        GG_TRY(read_copy(x, how, GG_ARENA_WEIGHT, consensus, &out->consensus));
     for (int i = 0; i < state->arenas; ++i) {
         gg_arena *arena = &out->arena[out->arenas++];
         *arena = state->arena[i];
@@ -83,6 +83,21 @@ static gg_status whole_read(gg_exchange *x, const gg_rebuild *how, whole_state *
         if (arena->kind != GG_ARENA_GRADIENT) GG_TRY(read_arena(x, how, i, &arena->data));
     }
     return GG_OK;
+}
+
+static const float *find_named(const whole_state *whole, const char *name, const float *otherwise) {
+    for (int i = 0; i < whole->arenas; ++i)
+        if (strcmp(whole->arena[i].name, name) == 0) return whole->arena[i].data;
+    return otherwise;
+}
+
+/* Loads the rank's own arenas; copies stay zero. */
+static void own_load(gg_exchange *x, const whole_state *whole) {
+    for (int i = 0; i < gg_exchange_state(x)->arenas; ++i) {
+        const gg_arena *arena = &gg_exchange_state(x)->arena[i];
+        if (arena->kind != GG_ARENA_GRADIENT && arena->kind != GG_ARENA_COPY)
+            gg_exchange_load(x, i, find_named(whole, arena->name, NULL));
+    }
 }
 
 /* An arena that there was not before begins at zero, outer weights as the consensus. Collective. */
@@ -94,15 +109,11 @@ static gg_status whole_load(gg_exchange *x, const whole_state *whole) {
     gg_exchange_set_consensus(x, model);
     for (int i = 0; i < gg_exchange_state(x)->arenas; ++i) {
         const gg_arena *arena = &gg_exchange_state(x)->arena[i];
-        const float *data = arena->kind == GG_ARENA_OUTER ? model : zeros;
+        const float *data = find_named(whole, arena->name, arena->kind == GG_ARENA_OUTER ? model : zeros);
         if (arena->kind == GG_ARENA_GRADIENT) continue;
-        for (int old = 0; old < whole->arenas; ++old)
-            if (strcmp(whole->arena[old].name, arena->name) == 0) data = whole->arena[old].data;
         const float *consensus = arena->kind == GG_ARENA_WEIGHT ? model : NULL;
         GG_TRY_CLEANUP(gg_exchange_resume(x, i, data, consensus, whole->trained));
     }
-    gg_exchange_state(x)->step = whole->step;
-    gg_exchange_state(x)->push_sum_since = whole->push_sum_since;
 cleanup:
     gg_free(zeros);
     return status;
@@ -141,12 +152,16 @@ gg_status gg_exchange_rebuild(gg_exchange *x, const gg_rebuild *how) {
     const bool has_mean = gg_exchange_has_mean(x);
     gg_message_recycle(transport, true);
     gg_exchange_dismantle(x);
-    /* No message of the new strategy meets a receive of the old one. */
-    GG_TRY_CLEANUP(gg_exchange_at(x, "rebuilding", gg_barrier(transport)));
+    /* No message of the new strategy meets a receive of the old one. A settled strategy of ranks that changed has
+     * posted none: such a change sends nothing, so a death cannot break it. */
+    if (!how->regrouped) GG_TRY_CLEANUP(gg_exchange_at(x, "rebuilding", gg_barrier(transport)));
     gg_transport_set_epoch(transport, transport->epoch + 1);
     GG_TRY_CLEANUP(gg_exchange_renew(x, how->strategy, how->layout, &how->costs));
     if (has_mean) GG_TRY_CLEANUP(gg_exchange_prepare_mean(x)); /* in the memory of the old one */
-    GG_TRY_CLEANUP(whole_load(x, &whole));
+    if (how->regrouped) own_load(x, &whole);
+    else GG_TRY_CLEANUP(whole_load(x, &whole));
+    gg_exchange_state(x)->step = whole.step;
+    gg_exchange_state(x)->push_sum_since = whole.push_sum_since;
 cleanup:
     gg_message_recycle(transport, false);
     whole_free(&whole);

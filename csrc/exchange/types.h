@@ -39,6 +39,9 @@ typedef struct gg_strategy_type {
     /* True if the strategy's memory besides arenas stays valid from options `a` to options `b`: push-sum's scalars, or
      * with `residues` the residues, bases and copies. NULL means yes. */
     bool (*goes_on)(const gg_strategy_options *a, const gg_strategy_options *b, bool residues);
+    /* Returns the option, with its value, that keeps the strategy from going on without a rank that has died; NULL if
+     * none does. Not set means that it needs all ranks. */
+    const char *(*needs_all)(const gg_strategy_options *options);
     bool local_momentum; /* sums gradients; with compression each rank may keep its own momentum of them */
     bool partnered;      /* has options.gossip.schedule, with Python's "topology" and GG_OPTIONS_PARTNERS */
 } gg_strategy_type;

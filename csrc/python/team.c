@@ -33,9 +33,32 @@ static gg_status check_links(void) {
     return gg_one_thread_check("the links to other ranks");
 }
 
+/* Deaths as a list of (rank, step, messages). The caller frees *out. */
+static int read_deaths(PyObject *list, gg_virtual_death **out, int *count) {
+    *out = NULL;
+    *count = 0;
+    if (list == Py_None) return 0;
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "deaths: must be a list of (rank, step, messages)");
+        return -1;
+    }
+    const Py_ssize_t n = PyList_GET_SIZE(list);
+    *out = PyMem_Calloc((size_t)n + 1, sizeof **out);
+    if (*out == NULL) return PyErr_NoMemory(), -1;
+    for (Py_ssize_t i = 0; i < n; ++i) {
+        long long step, messages;
+        gg_virtual_death *one = &(*out)[i];
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "iLL", &one->rank, &step, &messages)) return -1;
+        one->step = step;
+        one->after_messages = messages;
+    }
+    *count = (int)n;
+    return 0;
+}
+
 static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"kind",      "size",         "fortran_handle", "launched", "latency",
-                            "bandwidth", "compute_rate", "timeout",        NULL};
+    static char *names[] = {"kind",         "size",    "fortran_handle", "launched", "latency", "bandwidth",
+                            "compute_rate", "timeout", "deaths",         "detect",   NULL};
     static const char *const kinds[] = {"single", "mpi", "virtual", "net"};
     const char *kind;
     PyObject *handle = Py_None;
@@ -44,9 +67,12 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     gg_py_team *t = (gg_py_team *)self;
     gg_virtual_options options = {.size = 1, .compute_rate = 1.0};
     gg_network *network = &options.network;
+    PyObject *list = Py_None;
+    gg_virtual_death *deaths = NULL;
     gg_status status = GG_OK;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iOidddd:Team", names, &kind, &options.size, &handle, &launched,
-                                     &network->latency, &network->bandwidth, &options.compute_rate, &timeout))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iOiddddOd:Team", names, &kind, &options.size, &handle, &launched,
+                                     &network->latency, &network->bandwidth, &options.compute_rate, &timeout, &list,
+                                     &options.detect))
         return -1;
     int choice = gg_py_choice("kind", kind, kinds, 4);
     if (choice < 0) return -1;
@@ -61,6 +87,11 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
         gg_py_raise(status);
         return -1;
     }
+    if (read_deaths(list, &deaths, &options.death_count) < 0) {
+        PyMem_Free(deaths);
+        return -1;
+    }
+    options.deaths = deaths;
     Py_BEGIN_ALLOW_THREADS;
     if (choice == 0) status = gg_team_create_single(&t->team);
     if (choice == 1) status = gg_mpi_start(launched);
@@ -70,6 +101,7 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (choice == 2) status = gg_team_create_virtual(&options, &t->team);
     if (choice == 3) status = gg_team_create_net(links, slow ? network : NULL, timeout, &t->team);
     Py_END_ALLOW_THREADS;
+    PyMem_Free(deaths);
     if (status != GG_OK) {
         gg_py_raise(status);
         return -1;
@@ -112,6 +144,11 @@ static PyObject *get_rank(PyObject *self, void *unused) {
 static PyObject *get_local(PyObject *self, void *unused) {
     (void)unused;
     return PyLong_FromLong(gg_team_local(((gg_py_team *)self)->team));
+}
+
+static PyObject *get_survives(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(gg_team_view(((gg_py_team *)self)->team) != NULL);
 }
 
 static PyObject *get_timeout(PyObject *self, void *unused) {
@@ -468,6 +505,7 @@ static PyGetSetDef properties[] = {{"kind", get_kind, NULL, NULL, NULL},
                                    {"size", get_size, NULL, NULL, NULL},
                                    {"rank", get_rank, NULL, NULL, NULL},
                                    {"local", get_local, NULL, NULL, NULL},
+                                   {"survives", get_survives, NULL, NULL, NULL},
                                    {"timeout", get_timeout, set_timeout, NULL, NULL},
                                    {"no_collectives", get_no_collectives, set_no_collectives, NULL, NULL},
                                    {NULL, NULL, NULL, NULL, NULL}};

@@ -256,6 +256,33 @@ static PyObject *py_trainer_run(PyObject *self, PyObject *args, PyObject *kwargs
     return PyLong_FromLongLong(gg_replica_next(gg_trainer_replica(t->trainer, 0)));
 }
 
+static PyObject *list_ranks(const int *ranks, int count) {
+    PyObject *list = PyList_New(0);
+    for (int i = 0; i < count; ++i) list = gg_py_append(list, PyLong_FromLong(ranks[i]));
+    return list;
+}
+
+static PyObject *py_trainer_change_view(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    gg_view_change change;
+    (void)unused;
+    GG_PY_CALL(t, gg_trainer_change_view(t->trainer, &change));
+    if (!change.changed) Py_RETURN_NONE;
+    const gg_view *view = change.view;
+    PyObject *dict = Py_BuildValue("{sLsLsLsd}", "view", (long long)view->number, "step", (long long)view->start,
+                                   "trained_again", (long long)change.again, "seconds", change.end - change.begin);
+    dict = gg_py_put(dict, "ranks", list_ranks(view->member, view->members));
+    dict = gg_py_put(dict, "died", list_ranks(view->died, view->dead));
+    return gg_py_put(dict, "last_steps", gg_py_integers(view->last, view->dead));
+}
+
+static PyObject *py_trainer_check_survival(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    (void)unused;
+    if (!gg_py_trainer_is_free(t)) return NULL;
+    return gg_py_done(gg_trainer_check_survival(t->trainer));
+}
+
 static PyObject *py_trainer_progress(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     double loss = 0, samples = 0, correct = 0, counted = 0;
@@ -350,6 +377,8 @@ static PyObject *sample_ids(PyObject *self, PyObject *args, PyObject *kwargs) {
 }
 
 PyMethodDef gg_py_trainer_epochs[] = {
+    {"change_view", py_trainer_change_view, METH_NOARGS, NULL},
+    {"check_survival", py_trainer_check_survival, METH_NOARGS, NULL},
     {"begin", GG_PY_KEYWORDS(py_trainer_begin), NULL},
     {"epoch", GG_PY_KEYWORDS(py_trainer_epoch),
      "epoch($self, epoch, step=0, begun=0, done=None, divisions=None)\n--\n\n"},

@@ -161,18 +161,25 @@ gg_status gg_batches_seek(gg_batches *b, int64_t epoch, int64_t next) {
     return seek_samples(b);
 }
 
+/* The divisions may refer to those of `b`. */
 static gg_status copy_divisions(gg_batches *b, const gg_position *at) {
-    if (at->division == b->division) return GG_OK;
-    forget_divisions(b);
-    GG_TRY(gg_calloc((size_t)at->divisions, sizeof *b->division, "divisions of an epoch", &b->division));
-    for (; b->divisions < at->divisions; ++b->divisions) {
-        const gg_division *from = &at->division[b->divisions];
+    gg_status status = GG_OK;
+    gg_batches copy = {0}; /* of its fields only the divisions are used */
+    GG_TRY_CLEANUP(gg_calloc((size_t)at->divisions, sizeof *copy.division, "divisions of an epoch", &copy.division));
+    for (; copy.divisions < at->divisions; ++copy.divisions) {
+        const gg_division *from = &at->division[copy.divisions];
         int64_t *read;
-        GG_TRY(gg_alloc((size_t)from->ranks * sizeof *read, "samples read", &read));
+        GG_TRY_CLEANUP(gg_alloc((size_t)from->ranks * sizeof *read, "samples read", &read));
         memcpy(read, from->read, (size_t)from->ranks * sizeof *read);
-        b->division[b->divisions] = (gg_division){.ranks = from->ranks, .read = read};
+        copy.division[copy.divisions] = (gg_division){.ranks = from->ranks, .read = read};
     }
-    return GG_OK;
+    forget_divisions(b);
+    b->division = copy.division;
+    b->divisions = copy.divisions;
+    copy = (gg_batches){0};
+cleanup:
+    forget_divisions(&copy);
+    return status;
 }
 
 gg_status gg_batches_resume(gg_batches *b, const gg_position *at) {
@@ -214,6 +221,42 @@ gg_status gg_batches_rebatch(gg_batches *b, int64_t batch) {
 cleanup:
     if (status != GG_OK) forget_loader(b);
     gg_free(done);
+    return status;
+}
+
+gg_status gg_batches_check_regroup(const gg_batches *b) {
+    const char *stays = b->loader == NULL                  ? NULL
+                        : b->set.streams                   ? "pieces of sequences"
+                        : b->options.shard == GG_SHARD_OWN ? "a set of each rank's own (sharded)"
+                        : b->shuffle_samples               ? "samples that move between ranks (shuffle_samples)"
+                                                           : NULL;
+    if (stays == NULL) return GG_OK;
+    return gg_fail(GG_ERROR_ARGUMENT, "ranks that may die: not with %s, since no other rank has them", stays);
+}
+
+gg_status gg_batches_regroup(gg_batches *b, int workers, const int64_t *read) {
+    gg_status status = GG_OK;
+    const int former = b->workers;
+    int64_t *none = NULL;
+    gg_division *division = NULL;
+    b->workers = workers;
+    if (b->loader == NULL) goto cleanup;
+    GG_TRY_CLEANUP(gg_calloc((size_t)workers, sizeof *none, "samples read", &none));
+    GG_TRY_CLEANUP(gg_calloc((size_t)b->divisions + 1, sizeof *division, "divisions of an epoch", &division));
+    memcpy(division, b->division, (size_t)b->divisions * sizeof *division);
+    division[b->divisions] = (gg_division){.ranks = former, .read = read};
+    b->sharding.size = workers;
+    GG_TRY_CLEANUP(make_loader(b));
+    GG_TRY_CLEANUP(gg_batches_resume(b, &(gg_position){.epoch = b->epoch,
+                                                       .next = b->next,
+                                                       .begun = b->next,
+                                                       .done = none,
+                                                       .divisions = b->divisions + 1,
+                                                       .division = division}));
+cleanup:
+    if (status != GG_OK) forget_loader(b);
+    gg_free(division);
+    gg_free(none);
     return status;
 }
 

@@ -53,6 +53,12 @@ gg_status gg_batches_check(const gg_batches *batches, int workers, int64_t batch
 /* Continues in batches of `batch` samples; in the middle of an epoch with its unread samples. Settled; gg_batches_check
  * allows it. After a failure there is no data. Collective. */
 gg_status gg_batches_rebatch(gg_batches *batches, int64_t batch);
+/* Continues the epoch on the `workers` ranks that the transport has now, with the samples that no rank has read. read:
+ * samples of each former training rank that count, or fewer than it has read: the others are read again. Nothing is in
+ * flight; gg_batches_check_regroup allows it. */
+gg_status gg_batches_regroup(gg_batches *batches, int workers, const int64_t *read);
+/* GG_ERROR_ARGUMENT for data that stay with their ranks. Equal on all ranks. */
+gg_status gg_batches_check_regroup(const gg_batches *batches);
 /* Reads batch t of the epoch for the plan (gg_uploads_read), and starts the exchange of samples under the step. */
 gg_status gg_batches_read(gg_batches *batches, gg_plan *plan, int64_t t, gg_plan_batch *out);
 gg_status gg_batches_poll(gg_batches *batches);   /* lets samples move */

@@ -63,3 +63,18 @@ void gg_replica_set_counts(gg_replica *r, const gg_progress_counts *counts) {
     r->counts = *counts;
     r->before = gg_replica_other_counts(r);
 }
+
+void gg_replica_take_counts(gg_replica *r, const gg_replica *dead) {
+    gg_progress_counts counts, more;
+    gg_replica_counts(r, &counts);
+    gg_replica_counts(dead, &more);
+    counts.samples += more.samples;
+    counts.correct += more.correct;
+    counts.counted += more.counted;
+    counts.loss_sum += more.loss_sum;
+    counts.bytes_sent += more.bytes_sent;
+    counts.messages_sent += more.messages_sent;
+    counts.skipped += more.skipped;
+    gg_compression_counts_add(&counts.compression, &more.compression);
+    gg_replica_set_counts(r, &counts);
+}

@@ -162,6 +162,14 @@ gg_status gg_replica_check_reshape(const gg_replica *replica, const gg_reshape *
  * (gg_exchange_rebuild). The epoch's counts, the trace and the state that layers carry continue. Checked. After a
  * failure the replica can only be destroyed. Collective. */
 gg_status gg_replica_reshape(gg_replica *replica, const gg_reshape *how);
+/* Continues on the ranks that the transport has now (gg_team_change_view), with the rank's own state and the samples
+ * that no rank has read (gg_batches_regroup). Settled. costs: as of gg_exchange_rebuild. After a failure the replica
+ * can only be destroyed. Collective over the new ranks. */
+gg_status gg_replica_regroup(gg_replica *replica, const gg_exchange_costs *costs, const int64_t *read);
+/* GG_ERROR_ARGUMENT for a strategy or data that need all ranks. Not collective: equal on all ranks. */
+gg_status gg_replica_check_regroup(const gg_replica *replica);
+/* gg_loader_read_by in a step of training, at most the current one: samples of each training rank's order. */
+void gg_replica_read_before(const gg_replica *replica, int64_t step, int64_t *read);
 /* Returns the strategy's own model, or without one the mean of the replicas' weights; valid until the next call.
  * Settles. Collective. */
 gg_status gg_replica_consensus(gg_replica *replica, const float **weights);

@@ -68,6 +68,8 @@ gg_other_counts gg_replica_other_counts(const gg_replica *r);
  * trained mean loss on the step's samples times `samples`. */
 gg_status gg_replica_read_step(gg_replica *r, int most, const gg_outstanding_step **out);
 double gg_replica_step_loss(const gg_replica *r, const gg_outstanding_step *step, int64_t samples);
+/* Adds what a dead rank's replica has counted, but for steps and seconds, which ranks share. */
+void gg_replica_take_counts(gg_replica *r, const gg_replica *dead);
 /* Counts the steps that the device has completed. Waits until at most `most` are outstanding. */
 gg_status gg_replica_count_steps(gg_replica *r, int most);
 

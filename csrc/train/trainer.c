@@ -171,7 +171,14 @@ typedef struct run_call {
 
 static gg_status trainer_run(void *context, int local) {
     run_call *c = context;
-    while (steps_done(c->trainer, local) < c->steps) GG_TRY(gg_replica_run(c->trainer->replica[local], 1));
+    gg_trainer *t = c->trainer;
+    const int64_t *step = &gg_exchange_state(gg_peers_exchange(t->peers, local))->step;
+    while (steps_done(t, local) < c->steps) {
+        bool stops;
+        GG_TRY(gg_team_view_stops(t->team, local, *step, &stops));
+        if (stops) break;
+        GG_TRY(gg_replica_run(t->replica[local], 1));
+    }
     return GG_OK;
 }
 
@@ -189,6 +196,7 @@ gg_status gg_trainer_run(gg_trainer *t, int64_t steps, bool (*watch)(void *conte
     run_call c = {.trainer = t, .steps = done + (steps < left ? steps : left), .watch = watch, .context = context};
     if (gg_replica_epoch_steps(t->replica[0]) == 0)
         return gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet");
+    gg_team_view_begin(t->team, gg_exchange_state(gg_peers_exchange(t->peers, 0))->step);
     return gg_team_run_watched(t->team, trainer_run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS});
 }
 

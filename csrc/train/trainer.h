@@ -24,10 +24,28 @@ gg_replica *gg_trainer_replica(const gg_trainer *trainer, int local);
 gg_status gg_trainer_begin(gg_trainer *trainer, const gg_dataset *const *sets, const gg_data_options *data);
 /* gg_replica_epoch of all ranks; GG_ERROR_ARGUMENT unless `next` is a step of the epoch or their number. */
 gg_status gg_trainer_epoch(gg_trainer *trainer, const gg_position *position);
-/* Makes up to `steps` more steps of the epoch on every rank. In a virtual cluster `watch` (NULL means none) is called a
- * few times a second, with all ranks paused in the middle of their steps: it may only read counts. If it returns false,
- * the run ends after the first step that no rank has made yet. */
+/* Makes up to `steps` more steps of the epoch on every rank, fewer if the view is to change (gg_trainer_change_view).
+ * In a virtual cluster `watch` (NULL means none) is called a few times a second, with all ranks paused in the middle of
+ * their steps: it may only read counts. If it returns false, the run ends after the first step that no rank has made
+ * yet. */
 gg_status gg_trainer_run(gg_trainer *trainer, int64_t steps, bool (*watch)(void *context), void *context);
+
+/* A change of the view that has been made. */
+typedef struct gg_view_change {
+    bool changed;
+    const gg_view *view; /* the team's; valid until the next change */
+    int64_t next;        /* the epoch's next step, at which all members stand */
+    int64_t again;       /* samples of the dead that are read again */
+    double begin, end;   /* of the change on the slowest rank's clock */
+} gg_view_change;
+
+/* Called after every gg_trainer_run of a team whose ranks may die (gg_team_view). If some have died, all others go on
+ * from their common step with the samples that no rank has read: settles, takes the next view and makes the exchange of
+ * every rank anew (gg_replica_regroup). The replicas of the dead are destroyed; their counts stay in the epoch's.
+ * GG_ERROR_PEER if too few ranks live. */
+gg_status gg_trainer_change_view(gg_trainer *trainer, gg_view_change *out);
+/* GG_ERROR_ARGUMENT for a strategy or data that need all ranks, if ranks may die. Not collective. */
+gg_status gg_trainer_check_survival(const gg_trainer *trainer);
 
 /* Counts of all ranks of the team since gg_trainer_epoch. */
 typedef struct gg_epoch_summary {

@@ -90,7 +90,11 @@ def has_children(process: int) -> bool:
 def _rank_of(process: int) -> bytes:
     """The launcher's words in the initial environment of a process; b"": it is no rank."""
     with contextlib.suppress(OSError), open(f"/proc/{process}/environ", "rb") as file:
-        found = [one for one in file.read().split(b"\0") if one.startswith((b"PMIX_RANK=", b"PMI_RANK=", b"GOSSIPGRAD_NET_RANK="))]
+        found = [
+            one
+            for one in file.read().split(b"\0")
+            if one.startswith((b"PMIX_RANK=", b"PMI_RANK=", b"GOSSIPGRAD_NET_RANK="))
+        ]
         return b"".join(found)
     return b""
 

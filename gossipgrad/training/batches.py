@@ -51,6 +51,11 @@ class Batches:
         smallest."""
         return min(self.sizes) // self.size if self.drop_last else math.ceil(max(self.sizes) / self.size)
 
+    def divide(self, ranks: int) -> None:
+        """Divide the samples among another number of ranks. Not if every rank has brought its own part."""
+        whole, more = divmod(sum(self.sizes), ranks)
+        self.sizes = [whole + (rank < more) for rank in range(ranks)]
+
     def check(self, size: int) -> None:
         """ValueError unless the shards have batches of this size."""
         check_batch(self.sizes, size, self.sharded, self.drop_last)

@@ -28,7 +28,7 @@ from gossipgrad.launch import agreement
 from gossipgrad.launch.interrupts import Noted
 from gossipgrad.schedules import Plateau, Schedule
 from gossipgrad.strategies import Strategy
-from gossipgrad.training import events
+from gossipgrad.training import events, survival
 from gossipgrad.training.fit_state import Stage
 from gossipgrad.training.progress import ProgressBar
 from gossipgrad.training.replicas import Replicas
@@ -93,6 +93,7 @@ class Loop:
         self._pauses: list[int] = []  # intervals of steps after which a callback of some rank is called
         self._rate = 0.0  # of the epoch's last step
         self._counts: Any = None  # of an epoch whose steps are done; its validation sends further messages
+        self._members = list(range(trainer.size))  # identities, by rank
         self._problem: Exception | None = None  # of on_progress, called at different steps on each rank
 
     def run(self, final_mix: bool = False) -> None:
@@ -148,6 +149,23 @@ class Loop:
                 call(self.callbacks, "on_shrink", trainer, event)
         finally:
             trainer.fit_state.shrinking = False
+
+    def _changes_view(self) -> bool:
+        """Go on without ranks that have died, and tell the callbacks; False if none has."""
+        trainer = self.trainer
+        ranks, former = self._members, trainer.size
+        change = trainer.core.change_view()
+        if change is None:
+            return False
+        trainer.viewed(former, [ranks.index(rank) for rank in change["died"]])
+        self._members = change["ranks"]
+        self.rebatched()
+        change |= {"epoch": trainer.epoch + 1}
+        trainer.history.views.append(change)
+        trainer.say(survival.said(change))
+        with self._aside(), trainer.agreed(f"view {change['view']}"):
+            call(self.callbacks, "on_view", trainer, change)
+        return True
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
@@ -321,7 +339,7 @@ class Loop:
         outside: the state at the end of a piece must not depend on the wall clock. Events of apoptosis and on_step are
         between pieces, at steps that do not depend on it either, and may change the steps of the epoch.
         """
-        core, first = self.trainer.core, self.trainer.fit_state.epoch_begun
+        trainer, core, first = self.trainer, self.trainer.core, self.trainer.fit_state.epoch_begun
         begin = shown = time.perf_counter()
         piece, point = 1, done + self._interval
         while done < self.steps:
@@ -337,6 +355,9 @@ class Loop:
             else:
                 done = core.run(until - done)
             now = time.perf_counter()
+            if trainer.team.survives and self._changes_view():
+                done = trainer.step - first
+                continue
             if done == before:
                 raise RuntimeError(f"the epoch ended after {done} of {self.steps} steps")
             if self.apoptosis is not None:

@@ -205,7 +205,7 @@ class Replicas:
             self.timeout = number("timeout", timeout, 0.0)
         except (TypeError, ValueError) as error:
             cluster.refuse(comm, "Trainer", error)
-        self.team = cluster.make_team(self.comm, self.timeout, network)
+        self.team = cluster.make_team(self.comm, self.timeout, network, survives=True)
         with agreement.agreed(self.team, "Trainer") as one:
             one.facts = self._fingerprint(network) | {"dtype": dtype}
         stall.allow(self._simulated_seconds())
@@ -240,6 +240,7 @@ class Replicas:
         self.set_rate: float | None = None  # by learning_rate; None: the optimiser's schedule applies
         self._core: _core.Trainer | None = None
         self._make()
+        self.check_survival()
         models = [kind for kind in self.core.exchange.arenas().values() if kind in ("residue", "copy")]
         if self.compression is not None:
             notices.nothing_compressed(self.rank, self.size, len(self.compression.packed(self.born)))
@@ -330,6 +331,14 @@ class Replicas:
     def virtual(self) -> bool:
         """True if all ranks live in this process, as threads."""
         return self.team.kind == "virtual"
+
+    def check_survival(self) -> None:
+        """ValueError if ranks may die, and the strategy, the data or an option need all of them."""
+        if not self.team.survives:
+            return
+        self.core.check_survival()
+        if self.apoptosis is not None:
+            raise ValueError("ranks that may die: not with apoptosis, whose plans are of all ranks")
 
     @property
     def step(self) -> int:
@@ -665,6 +674,17 @@ class Replicas:
             waited = one["exposed_seconds"], one["data_seconds"]
             for key, seconds in zip(PARTS_OF_TIME, (one["clock_seconds"] - sum(waited), *waited), strict=True):
                 total[key] += seconds
+
+    def viewed(self, former: int, died: Sequence[int]) -> None:
+        """Adapt to the ranks that are left of `former` ones, after those at these places have died."""
+        living = [place for place in range(former) if place not in set(died)]
+        if self._seconds:
+            self._seconds = [self._seconds[place] for place in living]
+        if self.compute_time is not None:
+            self.compute_time = [self.compute_time[place] for place in living]
+        if self.batches is not None:
+            self.batches.divide(self.workers)
+        self.history.ranks = self.size
 
     def _time_by_rank(self) -> list[Record]:
         """The history's time_by_rank. Collective."""

@@ -172,12 +172,15 @@ void gg_virtual_step_begun(gg_transport *transport, int64_t begun) {
     gg_virtual_rank *rank = gg_rank_of(transport);
     const int64_t step = begun - 1;
     const gg_virtual_death *death = rank->death;
+    rank->begun = begun;
     if (death == NULL || rank->dead) return;
     if (rank->in_last_step && step > death->step) rank->dying = true;
     rank->in_last_step = step == death->step;
     rank->sent = 0;
     if (rank->in_last_step && death->after_messages == 0) rank->dying = true;
 }
+
+int64_t gg_virtual_begun(const gg_virtual *cluster, int rank) { return cluster->ranks[rank].begun; }
 
 gg_status gg_virtual_check_deaths(const gg_virtual_options *options) {
     for (int i = 0; i < options->death_count; ++i) {

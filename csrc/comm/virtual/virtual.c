@@ -166,6 +166,8 @@ gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank) {
     return rank >= 0 && rank < cluster->options.size ? &cluster->ranks[rank].transport : NULL;
 }
 
+int gg_virtual_size(const gg_virtual *cluster) { return cluster->options.size; }
+
 gg_virtual_clock gg_virtual_get_clock(const gg_virtual *cluster, int rank) {
     const gg_virtual_rank *one = &cluster->ranks[rank];
     return (gg_virtual_clock){.now = one->clock, .out_free = one->out_free, .in_free = one->in_free};

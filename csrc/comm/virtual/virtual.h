@@ -48,6 +48,9 @@ gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank);
  * rank. Ranks ask gg_transport_dead if they have been told. */
 bool gg_virtual_dead(const gg_virtual *cluster, int rank, double *when);
 
+int gg_virtual_size(const gg_virtual *cluster);                /* dead ranks included */
+int64_t gg_virtual_begun(const gg_virtual *cluster, int rank); /* steps, as gg_transport_step_begun told */
+
 /* A rank's clock, and the times at which its links become idle; in seconds. */
 typedef struct gg_virtual_clock {
     double now, out_free, in_free;

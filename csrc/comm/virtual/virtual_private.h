@@ -67,6 +67,7 @@ typedef struct gg_virtual_rank {
     bool in_last_step, dying;      /* dying: it dies in its next call */
     bool dead, told;               /* told: the others know */
     int64_t sent;                  /* messages posted in its last step */
+    int64_t begun;                 /* steps, as gg_transport_step_begun told */
 } gg_virtual_rank;
 
 struct gg_virtual {

@@ -259,3 +259,8 @@ gg_status gg_strategy_at_all(const gg_strategy *strategy, gg_status status) {
 void gg_strategy_destroy(gg_strategy *strategy) {
     if (strategy != NULL) strategy->table->destroy(strategy);
 }
+
+const char *gg_strategy_needs_none(const gg_strategy_options *options) {
+    (void)options;
+    return NULL;
+}

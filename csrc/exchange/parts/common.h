@@ -73,4 +73,7 @@ gg_status gg_strategy_at(const gg_strategy *strategy, int first_layer, int last_
 /* gg_strategy_at for messages of all layers together. */
 gg_status gg_strategy_at_all(const gg_strategy *strategy, gg_status status);
 
+/* `needs_all` of strategies that can always go on without a dead rank (exchange/types.h): NULL. */
+const char *gg_strategy_needs_none(const gg_strategy_options *options);
+
 #endif

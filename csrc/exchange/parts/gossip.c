@@ -35,6 +35,7 @@ gg_status gg_gossip_init(gg_gossip *gossip, const gg_strategy_options *options, 
     GG_TRY(gg_receipts_create(env->transport->size, &gossip->receipts));
     gossip->head.receipts = &gossip->receipts;
     gossip->slices = options->gossip.slices > 1 ? options->gossip.slices : 1;
+    gossip->receipts.lag = gossip->slices - 1;
     const int most = MAX_SLICES / (gossip->buckets.count + 1); /* there may be no bucket */
     if (gossip->slices > 1 && gossip->slices > most)
         return gg_fail(GG_ERROR_ARGUMENT, "slices: %d; with %d buckets allowed are 1 to %d", gossip->slices,

@@ -16,6 +16,7 @@ typedef struct gg_receipts {
     int64_t *last;     /* one a rank: the step; -1 means none */
     gg_receipt *open;  /* two a rank: arrived parts of its even and of its odd step */
     gg_receipt due[2]; /* parts of a message of an even and of an odd step */
+    int64_t lag;       /* steps after which all of an update has been sent: a message has one of several slices */
 } gg_receipts;
 
 gg_status gg_receipts_create(int ranks, gg_receipts *out);

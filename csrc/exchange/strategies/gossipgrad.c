@@ -79,6 +79,12 @@ static bool gossipgrad_goes_on(const gg_strategy_options *a, const gg_strategy_o
            same_partners(&x->schedule, &y->schedule);
 }
 
+static const char *gossipgrad_needs_all(const gg_strategy_options *options) {
+    if (options->gossip.hierarchical) return "hierarchical=True";
+    if (options->gossip.schedule.topology == GG_TOPOLOGY_TABLE) return "a topology given as a table";
+    return NULL;
+}
+
 static int gossipgrad_node_ranks(const gg_strategy_options *options) {
     return options->gossip.hierarchical ? options->gossip.ranks_per_node : 1;
 }
@@ -123,4 +129,5 @@ const gg_strategy_type gg_strategy_gossipgrad = {.name = "gossipgrad",
                                                  .node_ranks = gossipgrad_node_ranks,
                                                  .modelled = gossipgrad_modelled,
                                                  .goes_on = gossipgrad_goes_on,
+                                                 .needs_all = gossipgrad_needs_all,
                                                  .partnered = true};

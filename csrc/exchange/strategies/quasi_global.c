@@ -165,4 +165,5 @@ const gg_strategy_type gg_strategy_quasi_global = {.name = "quasi-global",
                                                    .check = quasi_check,
                                                    .create = quasi_create,
                                                    .cost = quasi_cost,
+                                                   .needs_all = gg_strategy_needs_none,
                                                    .partnered = true};

@@ -1,0 +1,38 @@
+/* A rank's side of a change of the view (comm/membership.h): learns of deaths and newcomers, tells limits and reports.
+ *
+ * One table, an implementation for each way to reach the membership. The views belong to a process and serve its local
+ * ranks. */
+#ifndef GG_COMM_VIEW_H
+#define GG_COMM_VIEW_H
+
+#include "comm/membership.h"
+
+typedef struct gg_views gg_views;
+
+typedef struct gg_views_table {
+    void (*destroy)(gg_views *views);
+    /* Before a run of steps; all local ranks have made `step`. */
+    void (*begin)(gg_views *views, int64_t step);
+    /* Called by a rank between two steps, and by the caller of the ranks between two runs (identity -1). Tells the
+     * rank's limit, `step` steps, if limits are wanted. *goal: at which step this rank stops for the next view; -1
+     * means that it need not stop, or not known yet. */
+    gg_status (*look)(gg_views *views, int identity, int64_t step, gg_phase *phase, int64_t *goal);
+    /* Members that have died since the view began, ascending; the views' own. */
+    int (*dead)(gg_views *views, const int **dead);
+    int64_t (*made)(gg_views *views, int identity); /* whole steps of a dead rank */
+    /* As gg_membership_report, of a rank that stands at the goal. */
+    gg_status (*report)(gg_views *views, int identity, int deaths, const int64_t *received);
+    const gg_view *(*view)(gg_views *views); /* the current one; valid until the next event */
+    /* After an operation that all members make, in one order: this rank has completed it (`done`), or a death has kept
+     * it from that. NULL means that no rank dies in such an operation. */
+    void (*vote)(gg_views *views, bool done);
+    /* False until all have completed it, or one cannot. *all: every member has completed the operation; equal on all
+     * ranks. If false, the view changes, and the operation is made again by the next view's members. */
+    bool (*decided)(gg_views *views, bool *all);
+} gg_views_table;
+
+struct gg_views {
+    const gg_views_table *table;
+};
+
+#endif

@@ -1,0 +1,88 @@
+/* A membership that the ranks share. It learns of a death when a rank whose clock is past its detection looks. Then all
+ * living ranks have told their limits at once: the steps that they have begun. So no rank waits for another's answer,
+ * and every run repeats. */
+#include "comm/virtual/virtual_views.h"
+
+#include "base/memory.h"
+
+typedef struct virtual_views {
+    gg_views head; /* first: a gg_views is cast to this */
+    gg_virtual *cluster;
+    gg_membership *membership;
+    int ranks;
+    int64_t base; /* steps that all ranks had made when the run began */
+} virtual_views;
+
+static virtual_views *views_of(gg_views *views) { return (virtual_views *)views; }
+
+static void views_destroy(gg_views *views) {
+    gg_membership_destroy(views_of(views)->membership);
+    gg_free(views);
+}
+
+static void views_begin(gg_views *views, int64_t step) { views_of(views)->base = step; }
+
+/* All living ranks tell their limits. */
+static gg_status tell_limits(virtual_views *v) {
+    for (int r = 0; r < v->ranks; ++r) {
+        const int64_t begun = gg_virtual_begun(v->cluster, r);
+        GG_TRY(gg_membership_limit(v->membership, r, begun > v->base ? begun : v->base));
+    }
+    return GG_OK;
+}
+
+static gg_status views_look(gg_views *views, int identity, int64_t step, gg_phase *phase, int64_t *goal) {
+    virtual_views *v = views_of(views);
+    (void)step; /* the cluster knows it */
+    for (int r = 0; r < v->ranks; ++r) {
+        const bool known = identity < 0 ? gg_virtual_dead(v->cluster, r, NULL)
+                                        : gg_transport_dead(gg_virtual_transport(v->cluster, identity), r) >= 0;
+        if (known) GG_TRY(gg_membership_died(v->membership, r));
+    }
+    if (gg_membership_phase(v->membership) == GG_PHASE_STOPPING) GG_TRY(tell_limits(v));
+    *phase = gg_membership_phase(v->membership);
+    *goal = gg_membership_goal(v->membership);
+    return GG_OK;
+}
+
+static int views_dead(gg_views *views, const int **dead) {
+    return gg_membership_dead(views_of(views)->membership, dead);
+}
+
+/* It has died in the last step that it has begun. */
+static int64_t views_made(gg_views *views, int identity) {
+    return gg_virtual_begun(views_of(views)->cluster, identity) - 1;
+}
+
+static gg_status views_report(gg_views *views, int identity, int deaths, const int64_t *received) {
+    return gg_membership_report(views_of(views)->membership, identity, deaths, received);
+}
+
+static const gg_view *views_view(gg_views *views) { return gg_membership_view(views_of(views)->membership); }
+
+static const gg_views_table table = {
+    .destroy = views_destroy,
+    .begin = views_begin,
+    .look = views_look,
+    .dead = views_dead,
+    .made = views_made,
+    .report = views_report,
+    .view = views_view,
+};
+
+gg_status gg_virtual_views_create(gg_virtual *cluster, gg_views **out) {
+    gg_status status = GG_OK;
+    virtual_views *made = NULL;
+    const int ranks = gg_virtual_size(cluster);
+    *out = NULL;
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "views", &made));
+    made->head.table = &table;
+    made->cluster = cluster;
+    made->ranks = ranks;
+    GG_TRY_CLEANUP(gg_membership_create(ranks, ranks, 1, &made->membership));
+    *out = &made->head;
+    made = NULL;
+cleanup:
+    if (made != NULL) views_destroy(&made->head);
+    return status;
+}

@@ -1,0 +1,184 @@
+"""Virtual ranks die while fit trains, and the others go on: no sample is lost, and every run repeats."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import gossipgrad as gg
+
+SAMPLES = 61
+
+STRATEGIES = {
+    "weights+momentum": lambda: gg.GossipGraD(exchange="weights+momentum"),
+    "weights": lambda: gg.GossipGraD(exchange="weights"),
+    "gradients": lambda: gg.GossipGraD(exchange="gradients"),
+    "stale": lambda: gg.GossipGraD(exchange="weights+momentum", staleness=1),
+    "slices": lambda: gg.GossipGraD(exchange="weights", slices=3),
+    "push-sum": lambda: gg.GossipGraD(exchange="weights", push_sum=True),
+    "ring": lambda: gg.GossipGraD(topology="ring"),
+    "random": lambda: gg.GossipGraD(topology="random"),
+    "pull": gg.PullGossip,
+    "push": gg.PushGossip,
+    "quasi-global": gg.QuasiGlobal,
+    "none": gg.NoExchange,
+}
+
+
+def one_hot(samples: int = SAMPLES) -> tuple[np.ndarray, np.ndarray]:
+    """Sample i has input i alone, so weight i moves only if sample i is trained on."""
+    return np.eye(samples, dtype=np.float32), np.ones((samples, 1), np.float32)
+
+
+def linear(samples: int = SAMPLES) -> gg.Model:
+    net = gg.Sequential([gg.Linear(1, bias=False)], input=(samples,))
+    net.load_weights({name: np.zeros_like(value) for name, value in net.weights().items()})
+    return net
+
+
+@pytest.fixture(autouse=True)
+def few_samples():
+    """The notice that gossip wants more samples a rank."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* samples? a rank and step")
+        yield
+
+
+def trained(strategy, p, deaths, *, epochs=1, batch_size=3, momentum=0.0, samples=SAMPLES, **options):
+    x, y = one_hot(samples)
+    trainer = gg.Trainer(
+        linear(samples),
+        loss="mean_squared_error",
+        optimizer=gg.SGD(lr=0.1, momentum=momentum),
+        strategy=strategy,
+        comm=gg.VirtualCluster(p, deaths=deaths, **options),
+    )
+    history = trainer.fit(x, y, epochs=epochs, batch_size=batch_size, progress=False)
+    return trainer, history
+
+
+def own_weights(trainer) -> np.ndarray:
+    """A row a rank."""
+    return np.stack([next(iter(trainer.weights(rank).values())).ravel() for rank in range(trainer.size)])
+
+
+@pytest.mark.parametrize(
+    "p, deaths", [(2, {0: 0}), (2, {1: 5}), (3, {1: 2}), (5, {0: 1, 3: 1}), (5, {4: 0, 2: 3, 1: 4})]
+)
+def test_each_sample_is_trained_on_by_one_survivor(p, deaths):
+    """Without an exchange nothing of the dead reaches anyone: the survivors train on all samples, each once."""
+    trainer, history = trained(gg.NoExchange(), p, deaths)
+    moved = own_weights(trainer) != 0
+    assert moved.shape[0] == p - len(deaths)
+    assert (moved.sum(axis=0) == 1).all()
+    assert sorted(rank for view in history.views for rank in view["died"]) == sorted(deaths)
+    assert trainer.size == p - len(deaths) and history.ranks == trainer.size
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_sample_is_lost(name):
+    strategy = STRATEGIES[name]()
+    for p, deaths in ((2, {1: 3}), (4, {1: 2, 3: 2}), (5, {0: gg.Death(step=1, after_messages=1)})):
+        momentum = 0.9 if name == "quasi-global" else 0.0
+        trainer, history = trained(strategy, p, deaths, momentum=momentum)
+        assert (own_weights(trainer) != 0).any(axis=0).all(), (name, p)
+        assert history.views[-1]["ranks"] == [rank for rank in range(p) if rank not in deaths]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_runs_repeat(name):
+    momentum = 0.9 if name == "quasi-global" else 0.0
+    deaths = {2: gg.Death(step=2, after_messages=2), 0: 4}
+    runs = [trained(STRATEGIES[name](), 4, deaths, epochs=2, momentum=momentum)[1] for _ in range(2)]
+    assert runs[0].weights_sha256 == runs[1].weights_sha256
+    assert runs[0].views == runs[1].views
+
+
+COMPRESSION = gg.AdaComp(bin_size=8, dense_below=1, warmup=0)
+
+
+def test_compressed_weights_go_on():
+    """Copies that partners share begin anew after a death."""
+    runs = []
+    for _ in range(2):
+        x, y = one_hot()
+        trainer = gg.Trainer(
+            linear(),
+            loss="mean_squared_error",
+            optimizer=gg.SGD(lr=0.1),
+            strategy=gg.GossipGraD(exchange="weights", staleness=0),
+            compression=COMPRESSION,
+            comm=gg.VirtualCluster(4, deaths={2: 3}),
+        )
+        history = trainer.fit(x, y, epochs=3, batch_size=3, progress=False)
+        assert trainer.size == 3 and history.last["train_loss"] < history.epochs[0]["train_loss"]
+        runs.append(history.weights_sha256)
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("deaths", [{0: 0}, {1: 0, 2: 1}, {2: 100}, {3: 5}, {0: 7, 1: 8, 2: 9}])
+def test_epochs_and_history_go_on(deaths, recwarn):
+    """In the first and in the last step of an epoch, long after the last one, and down to a single rank."""
+    p, epochs, batch, rest = 4, 3, 3, SAMPLES
+    seen = []
+
+    class Watch(gg.Callback):
+        def on_view(self, trainer, change):
+            seen.append((change["view"], trainer.size, trainer.epoch + 1))
+
+    x, y = one_hot()
+    trainer = gg.Trainer(
+        linear(),
+        loss="mean_squared_error",
+        optimizer=gg.SGD(lr=0.1),
+        strategy=gg.GossipGraD(),
+        comm=gg.VirtualCluster(p, deaths=deaths),
+    )
+    history = trainer.fit(x, y, validation=(x, y), epochs=epochs, batch_size=batch, progress=False, callbacks=[Watch()])
+    died = [rank for rank, step in deaths.items() if step < 100]
+    assert len(history) == epochs and trainer.size == p - len(died)
+    assert [one["view"] for one in history.views] == [number for number, _, _ in seen]
+    assert sorted(rank for one in history.views for rank in one["died"]) == sorted(died)
+    for record in history:
+        again = sum(one["trained_again"] for one in history.views if one["epoch"] == record["epoch"])
+        assert record["samples"] >= rest and record["samples"] <= rest + again + p * batch
+    steps = [one["step"] for one in history.views]
+    assert steps == sorted(steps)
+    assert len(history.weights_sha256) == trainer.size and len(history.time_by_rank) == trainer.size
+    assert history.last["validation"]["loss"] < history.epochs[0]["validation"]["loss"]
+
+
+def test_refusals(tmp_path):
+    x, y = one_hot()
+    cluster = gg.VirtualCluster(3, deaths={1: 2})
+    for strategy, message in (
+        (gg.AllReduce(), "not with the strategy allreduce.*allowed: .*gossipgrad"),
+        (gg.GossipGraD(hierarchical=True, ranks_per_node=1), "hierarchical=True"),
+        (gg.DiLoCo(period=2), "diloco"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gg.Trainer(linear(), loss="mean_squared_error", strategy=strategy, comm=cluster)
+    trainer = gg.Trainer(
+        linear(), loss="mean_squared_error", strategy=gg.GossipGraD(shuffle_samples=True), comm=cluster
+    )
+    with pytest.raises(ValueError, match="shuffle_samples"):
+        trainer.fit(x, y, batch_size=3, progress=False)
+    with pytest.raises(RuntimeError, match="train_step: not where ranks may die"):
+        trainer.train_step([x[:2]] * 3, [y[:2]] * 3)
+    with pytest.raises(ValueError, match="deaths=.*allowed for a gossipgrad.Trainer"):
+        gg.Team(cluster)
+    with pytest.raises(ValueError, match=r"rank in deaths=3: allowed: 0..2|rank in deaths"):
+        gg.VirtualCluster(3, deaths={3: 1})
+    with pytest.raises(ValueError, match="step=-1"):
+        gg.VirtualCluster(3, deaths={1: gg.Death(step=-1)})
+    again = gg.VirtualCluster.from_settings(cluster.settings())
+    assert again == cluster
+
+
+def test_a_cluster_without_deaths_is_as_before():
+    """Transports of a group that may change have the bits of a group that cannot."""
+    plain, _ = trained(gg.GossipGraD(), 3, None)
+    late, _ = trained(gg.GossipGraD(), 3, {1: 10**6})
+    assert plain.weights_sha256() == late.weights_sha256()
