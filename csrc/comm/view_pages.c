@@ -1,0 +1,309 @@
+#include "comm/view_pages.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+/* Written by a rank; `limit_of` and `report_of` last, as signs that the rest is there. */
+typedef struct rank_page {
+    _Alignas(64) _Atomic int64_t step; /* steps made at the last look */
+    _Atomic int64_t limit, limit_of;   /* limit_of: the view's number + 1 */
+    _Atomic int64_t report_of;         /* sign_of the report */
+    _Atomic int64_t vote;              /* vote_of the last operation */
+} rank_page;
+
+/* The first numbers of a slot. The lists follow, `most` numbers each: of the view its members, donors, the dead before
+ * it and their last steps; the dead since. */
+enum { NUMBER = 0, START, GOAL, PHASE, MEMBERS, DIED_BEFORE, DEATHS, HEAD };
+enum { MEMBER = 0, DONOR, DIED, LAST, DEAD, LISTS };
+
+/* The shared memory. The keeper writes the slot that is not current, then `version`, whose lowest bit is the current
+ * slot. A reader's copy is whole if the version has not changed meanwhile, so it never waits for a keeper that died. */
+typedef struct pages {
+    _Atomic uint64_t *version;
+    rank_page *rank;
+    _Atomic int64_t *slot[2];
+    _Atomic int64_t *received; /* a row for each rank */
+    int most;
+} pages;
+
+static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+static size_t slot_bytes(int most) { return rounded((HEAD + LISTS * (size_t)most) * sizeof(int64_t)); }
+
+static pages pages_at(void *memory, int most) {
+    unsigned char *at = memory;
+    pages p = {.version = memory, .most = most};
+    at += rounded(sizeof *p.version);
+    p.rank = (rank_page *)at;
+    at += (size_t)most * sizeof *p.rank;
+    for (int i = 0; i < 2; ++i) p.slot[i] = (_Atomic int64_t *)(at + (size_t)i * slot_bytes(most));
+    p.received = (_Atomic int64_t *)(at + 2 * slot_bytes(most));
+    return p;
+}
+
+size_t gg_view_pages_bytes(int most) {
+    const size_t n = (size_t)most;
+    return rounded(sizeof(uint64_t)) + n * sizeof(rank_page) + 2 * slot_bytes(most) + rounded(n * n * sizeof(int64_t));
+}
+
+/* A vote on operation `number` of a view. A later one says that the rank had completed the earlier ones, and that all
+ * others had. */
+static int64_t vote_of(int64_t view, int64_t number, bool done) { return (view << 32) + (number << 1) + done; }
+
+static int64_t sign_of(int64_t view, int deaths) { return (view << 16) + deaths + 1; }
+
+static void put(_Atomic int64_t *to, int64_t value) { atomic_store_explicit(to, value, memory_order_relaxed); }
+static int64_t get(_Atomic int64_t *from) { return atomic_load_explicit(from, memory_order_relaxed); }
+
+/* ---- the keeper ---- */
+
+struct gg_view_keeper {
+    pages pages;
+    gg_membership *membership;
+    int64_t *received;
+};
+
+static void publish(gg_view_keeper *k) {
+    const gg_view *view = gg_membership_view(k->membership);
+    const int *dead, most = k->pages.most;
+    const int deaths = gg_membership_dead(k->membership, &dead);
+    const uint64_t version = atomic_load_explicit(k->pages.version, memory_order_relaxed) + 1;
+    _Atomic int64_t *slot = k->pages.slot[version % 2], *list = slot + HEAD;
+    atomic_thread_fence(memory_order_release);
+    put(&slot[NUMBER], view->number);
+    put(&slot[START], view->start);
+    put(&slot[GOAL], gg_membership_goal(k->membership));
+    put(&slot[PHASE], gg_membership_phase(k->membership));
+    put(&slot[MEMBERS], view->members);
+    put(&slot[DIED_BEFORE], view->dead);
+    put(&slot[DEATHS], deaths);
+    for (int i = 0; i < view->members; ++i) put(&list[MEMBER * most + i], view->member[i]);
+    for (int i = 0; i < view->members; ++i) put(&list[DONOR * most + i], view->donor[i]);
+    for (int i = 0; i < view->dead; ++i) put(&list[DIED * most + i], view->died[i]);
+    for (int i = 0; i < view->dead; ++i) put(&list[LAST * most + i], view->last[i]);
+    for (int i = 0; i < deaths; ++i) put(&list[DEAD * most + i], dead[i]);
+    atomic_store_explicit(k->pages.version, version, memory_order_release);
+}
+
+gg_status gg_view_keeper_create(void *memory, int members, int most, int least, gg_view_keeper **out) {
+    gg_status status = GG_OK;
+    gg_view_keeper *k = NULL;
+    *out = NULL;
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *k, "keeper of a membership", &k));
+    GG_TRY_CLEANUP(gg_membership_create(members, most, least, &k->membership));
+    GG_TRY_CLEANUP(gg_calloc((size_t)most, sizeof *k->received, "received steps", &k->received));
+    k->pages = pages_at(memory, most);
+    publish(k);
+    *out = k;
+    k = NULL;
+cleanup:
+    gg_view_keeper_destroy(k);
+    return status;
+}
+
+void gg_view_keeper_destroy(gg_view_keeper *k) {
+    if (k == NULL) return;
+    gg_membership_destroy(k->membership);
+    gg_free(k->received);
+    gg_free(k);
+}
+
+const gg_membership *gg_view_keeper_membership(const gg_view_keeper *k) { return k->membership; }
+
+static gg_status read_limit(gg_view_keeper *k, int identity) {
+    rank_page *rank = &k->pages.rank[identity];
+    const int64_t view = atomic_load_explicit(&rank->limit_of, memory_order_acquire) - 1;
+    if (view != gg_membership_view(k->membership)->number) return GG_OK;
+    return gg_membership_limit(k->membership, identity, get(&rank->limit));
+}
+
+static gg_status read_report(gg_view_keeper *k, int identity) {
+    const pages *p = &k->pages;
+    const int *dead;
+    const int64_t sign = atomic_load_explicit(&p->rank[identity].report_of, memory_order_acquire);
+    const int deaths = gg_membership_dead(k->membership, &dead);
+    if (sign != sign_of(gg_membership_view(k->membership)->number, deaths)) return GG_OK;
+    for (int i = 0; i < deaths; ++i) k->received[i] = get(&p->received[identity * p->most + i]);
+    return gg_membership_report(k->membership, identity, deaths, k->received);
+}
+
+gg_status gg_view_keeper_poll(gg_view_keeper *k, gg_phase *phase) {
+    const gg_phase before = gg_membership_phase(k->membership);
+    const int64_t number = gg_membership_view(k->membership)->number;
+    for (int i = 0; i < k->pages.most && gg_membership_phase(k->membership) == GG_PHASE_STOPPING; ++i)
+        GG_TRY(read_limit(k, i));
+    for (int i = 0; i < k->pages.most && gg_membership_phase(k->membership) == GG_PHASE_GOAL; ++i)
+        GG_TRY(read_report(k, i));
+    *phase = gg_membership_phase(k->membership);
+    if (*phase != before || gg_membership_view(k->membership)->number != number) publish(k);
+    return GG_OK;
+}
+
+gg_status gg_view_keeper_died(gg_view_keeper *k, int identity) {
+    GG_TRY(gg_membership_died(k->membership, identity));
+    publish(k);
+    return GG_OK;
+}
+
+/* ---- a rank ---- */
+
+/* A copy of what the keeper last published. */
+typedef struct page_views {
+    gg_views head; /* first: a gg_views is cast to this */
+    pages pages;
+    int identity;
+    uint64_t version; /* of the copy */
+    gg_phase phase;
+    int64_t goal;
+    gg_view view;
+    int *list; /* LISTS * most, without LAST's */
+    int64_t *last;
+    int dead;
+    bool told;     /* this rank's limit, in this view */
+    int64_t votes; /* of this rank in this view */
+} page_views;
+
+static page_views *views_of(gg_views *views) { return (page_views *)views; }
+
+static void views_destroy(gg_views *views) {
+    gg_free(views_of(views)->list);
+    gg_free(views_of(views)->last);
+    gg_free(views);
+}
+
+static void views_begin(gg_views *views, int64_t step) { (void)views, (void)step; }
+
+static void copy_slot(page_views *v, _Atomic int64_t *slot) {
+    const int most = v->pages.most;
+    v->phase = (gg_phase)get(&slot[PHASE]);
+    v->goal = get(&slot[GOAL]);
+    v->view.number = get(&slot[NUMBER]);
+    v->view.start = get(&slot[START]);
+    v->view.members = (int)get(&slot[MEMBERS]);
+    v->view.dead = (int)get(&slot[DIED_BEFORE]);
+    v->dead = (int)get(&slot[DEATHS]);
+    for (int i = 0; i < LISTS * most; ++i) v->list[i] = (int)get(&slot[HEAD + i]);
+    for (int i = 0; i < most; ++i) v->last[i] = get(&slot[HEAD + LAST * most + i]);
+}
+
+/* Reads what the keeper has published since. */
+static void refresh(page_views *v) {
+    const int64_t before = v->view.number;
+    for (;;) {
+        const uint64_t version = atomic_load_explicit(v->pages.version, memory_order_acquire);
+        if (version == v->version) break;
+        copy_slot(v, v->pages.slot[version % 2]);
+        atomic_thread_fence(memory_order_acquire);
+        if (atomic_load_explicit(v->pages.version, memory_order_relaxed) == version) v->version = version;
+    }
+    if (v->view.number == before) return;
+    v->told = false;
+    v->votes = 0;
+}
+
+static gg_status views_look(gg_views *views, int identity, int64_t step, gg_phase *phase, int64_t *goal) {
+    page_views *v = views_of(views);
+    rank_page *own = &v->pages.rank[v->identity];
+    (void)identity; /* this process's only rank */
+    refresh(v);
+    put(&own->step, step);
+    if (v->phase == GG_PHASE_STOPPING && !v->told) {
+        put(&own->limit, step);
+        atomic_store_explicit(&own->limit_of, v->view.number + 1, memory_order_release);
+        v->told = true;
+    }
+    *phase = v->phase;
+    *goal = v->goal;
+    return GG_OK;
+}
+
+static int views_dead(gg_views *views, const int **dead) {
+    page_views *v = views_of(views);
+    *dead = v->list + DEAD * v->pages.most;
+    return v->dead;
+}
+
+static int64_t views_made(gg_views *views, int identity) { return get(&views_of(views)->pages.rank[identity].step); }
+
+static gg_status views_report(gg_views *views, int identity, int deaths, const int64_t *received) {
+    page_views *v = views_of(views);
+    rank_page *own = &v->pages.rank[v->identity];
+    (void)identity;
+    for (int i = 0; i < deaths; ++i) put(&v->pages.received[v->identity * v->pages.most + i], received[i]);
+    atomic_store_explicit(&own->report_of, sign_of(v->view.number, deaths), memory_order_release);
+    return GG_OK;
+}
+
+static const gg_view *views_view(gg_views *views) {
+    refresh(views_of(views));
+    return &views_of(views)->view;
+}
+
+static void views_vote(gg_views *views, bool done) {
+    page_views *v = views_of(views);
+    refresh(v);
+    v->votes++;
+    atomic_store_explicit(&v->pages.rank[v->identity].vote, vote_of(v->view.number, v->votes, done),
+                          memory_order_release);
+}
+
+static bool is_dead(const page_views *v, int identity) {
+    for (int i = 0; i < v->dead; ++i)
+        if (v->list[DEAD * v->pages.most + i] == identity) return true;
+    return false;
+}
+
+/* One rank that cannot complete the operation decides. Its vote is final, as is that of a dead rank, whose death the
+ * keeper tells after it has ended. So nobody ever sees the votes of all. */
+static bool views_decided(gg_views *views, bool *all) {
+    page_views *v = views_of(views);
+    const int64_t wanted = vote_of(v->view.number, v->votes, true);
+    bool failed = false;
+    *all = true;
+    refresh(v);
+    for (int i = 0; i < v->view.members; ++i) {
+        const int identity = v->view.member[i];
+        const int64_t vote = atomic_load_explicit(&v->pages.rank[identity].vote, memory_order_acquire);
+        if (vote >= wanted) continue;
+        *all = false;
+        failed = failed || vote == wanted - 1 || is_dead(v, identity);
+    }
+    return *all || failed;
+}
+
+static const gg_views_table table = {
+    .destroy = views_destroy,
+    .begin = views_begin,
+    .look = views_look,
+    .dead = views_dead,
+    .made = views_made,
+    .report = views_report,
+    .view = views_view,
+    .vote = views_vote,
+    .decided = views_decided,
+};
+
+gg_status gg_view_pages_open(void *memory, int most, int identity, gg_views **out) {
+    gg_status status = GG_OK;
+    page_views *v = NULL;
+    *out = NULL;
+    if (identity < 0 || identity >= most)
+        GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "views: identity %d; allowed: 0 to %d", identity, most - 1);
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *v, "views", &v));
+    v->head.table = &table;
+    v->pages = pages_at(memory, most);
+    v->identity = identity;
+    GG_TRY_CLEANUP(gg_calloc((size_t)(LISTS * most), sizeof *v->list, "views", &v->list));
+    GG_TRY_CLEANUP(gg_calloc((size_t)most, sizeof *v->last, "views", &v->last));
+    v->view.member = v->list + MEMBER * most;
+    v->view.donor = v->list + DONOR * most;
+    v->view.died = v->list + DIED * most;
+    v->view.last = v->last;
+    refresh(v);
+    *out = &v->head;
+    v = NULL;
+cleanup:
+    if (v != NULL) views_destroy(&v->head);
+    return status;
+}

@@ -1,0 +1,35 @@
+/* Views of ranks that are processes of one host: memory that they share with the keeper of their membership.
+ *
+ * The keeper (the process that starts and reaps the ranks) writes the current phase and view; each rank writes its
+ * limit and its report. Nobody sends anything, and ranks only look: a run without deaths costs a load a step. The
+ * keeper reads what ranks have told when it polls, which it does only while a view changes. */
+#ifndef GG_COMM_VIEW_PAGES_H
+#define GG_COMM_VIEW_PAGES_H
+
+#include <stddef.h>
+
+#include "comm/view.h"
+
+/* Bytes of the shared memory for so many identities. */
+size_t gg_view_pages_bytes(int most);
+
+/* ---- the keeper ---- */
+
+typedef struct gg_view_keeper gg_view_keeper;
+
+/* members, most, least: as in gg_membership_create. memory: of gg_view_pages_bytes, zeroed, aligned to 64 bytes; it
+ * outlives the keeper and the ranks' views. */
+gg_status gg_view_keeper_create(void *memory, int members, int most, int least, gg_view_keeper **out);
+void gg_view_keeper_destroy(gg_view_keeper *keeper); /* NULL is a no-op */
+/* A rank has been reaped: it writes no more. */
+gg_status gg_view_keeper_died(gg_view_keeper *keeper, int identity);
+/* Reads what the ranks have told, and publishes what follows. *phase: the phase then. */
+gg_status gg_view_keeper_poll(gg_view_keeper *keeper, gg_phase *phase);
+const gg_membership *gg_view_keeper_membership(const gg_view_keeper *keeper);
+
+/* ---- a rank ---- */
+
+/* The views of the rank with this identity. The memory, of `most` identities, has been made by a keeper. */
+gg_status gg_view_pages_open(void *memory, int most, int identity, gg_views **out);
+
+#endif

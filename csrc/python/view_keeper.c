@@ -1,0 +1,88 @@
+/* _core.ViewKeeper: the membership of ranks that are processes of this host, in memory that they share. */
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "comm/view_pages.h"
+#include "python/python.h"
+
+typedef struct gg_py_view_keeper {
+    PyObject_HEAD gg_view_keeper *keeper;
+    void *memory;
+    size_t bytes;
+} gg_py_view_keeper;
+
+static PyTypeObject *view_keeper_type;
+
+static int view_keeper_make(gg_py_view_keeper *k, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"memory", "members", "most", "least", NULL};
+    int memory, members, most, least;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiii:ViewKeeper", names, &memory, &members, &most, &least))
+        return -1;
+    if (most < 1) {
+        PyErr_Format(PyExc_ValueError, "most: %d; must be at least 1", most);
+        return -1;
+    }
+    k->bytes = gg_view_pages_bytes(most);
+    if (ftruncate(memory, (off_t)k->bytes) != 0) return PyErr_SetFromErrno(PyExc_OSError), -1;
+    k->memory = mmap(NULL, k->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    if (k->memory == MAP_FAILED) {
+        k->memory = NULL;
+        return PyErr_SetFromErrno(PyExc_OSError), -1;
+    }
+    const gg_status status = gg_view_keeper_create(k->memory, members, most, least, &k->keeper);
+    return status == GG_OK ? 0 : (gg_py_raise(status), -1);
+}
+
+static PyObject *view_keeper_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *self = type->tp_alloc(type, 0);
+    if (self != NULL && view_keeper_make((gg_py_view_keeper *)self, args, kwargs) < 0) Py_CLEAR(self);
+    return self;
+}
+
+static void view_keeper_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    gg_py_view_keeper *k = (gg_py_view_keeper *)self;
+    gg_view_keeper_destroy(k->keeper);
+    if (k->memory != NULL) munmap(k->memory, k->bytes);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *view_keeper_died(PyObject *self, PyObject *identity) {
+    const int rank = (int)PyLong_AsLong(identity);
+    if (PyErr_Occurred()) return NULL;
+    return gg_py_done(gg_view_keeper_died(((gg_py_view_keeper *)self)->keeper, rank));
+}
+
+static PyObject *view_keeper_poll(PyObject *self, PyObject *unused) {
+    static const char *const phases[] = {"run", "stopping", "goal", "ended"};
+    gg_phase phase;
+    (void)unused;
+    const gg_status status = gg_view_keeper_poll(((gg_py_view_keeper *)self)->keeper, &phase);
+    return status == GG_OK ? PyUnicode_FromString(phases[phase]) : gg_py_raise(status);
+}
+
+static PyObject *view_keeper_view(PyObject *self, PyObject *unused) {
+    const gg_view *view = gg_membership_view(gg_view_keeper_membership(((gg_py_view_keeper *)self)->keeper));
+    PyObject *members = PyList_New(0);
+    (void)unused;
+    for (int i = 0; i < view->members; ++i) members = gg_py_append(members, PyLong_FromLong(view->member[i]));
+    return gg_py_put(Py_BuildValue("{sLsL}", "view", (long long)view->number, "step", (long long)view->start), "ranks",
+                     members);
+}
+
+static PyMethodDef methods[] = {{"died", view_keeper_died, METH_O, "died($self, identity, /)\n--\n\n"},
+                                {"poll", view_keeper_poll, METH_NOARGS, NULL},
+                                {"view", view_keeper_view, METH_NOARGS, NULL},
+                                {NULL, NULL, 0, NULL}};
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, view_keeper_new}, {Py_tp_dealloc, view_keeper_dealloc}, {Py_tp_methods, methods}, {0, NULL}};
+
+static PyType_Spec spec = {"gossipgrad._core.ViewKeeper", sizeof(gg_py_view_keeper), 0, Py_TPFLAGS_DEFAULT, slots};
+
+int gg_py_add_view_keeper(PyObject *module) {
+    view_keeper_type = gg_py_add_type(module, &spec);
+    return view_keeper_type ? 0 : -1;
+}

@@ -1,0 +1,130 @@
+/* Ranks and their keeper over shared memory: all that live agree on each view, whoever dies when. */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "check.h"
+#include "comm/view_pages.h"
+
+enum { RANKS = 6, STEPS = 300, ROUNDS = 20 };
+
+typedef struct job {
+    void *memory;
+    atomic_bool finished[RANKS], ended[RANKS], over; /* finished: all its steps; ended: its thread writes no more */
+    int64_t dies_at[RANKS];                          /* a step; STEPS means never */
+    int64_t start[RANKS][RANKS + 1];                 /* of each view, as each rank saw it; -1 means not */
+    int members[RANKS][RANKS + 1];
+} job;
+
+typedef struct one {
+    job *job;
+    int identity;
+} one;
+
+/* Goes on from the goal. */
+static void change_view(const one *o, gg_views *views, int64_t step) {
+    const int64_t number = views->table->view(views)->number;
+    int reported = -1;
+    for (;;) {
+        const int *dead;
+        int64_t received[RANKS] = {0}, goal;
+        gg_phase phase;
+        if (views->table->view(views)->number != number) break;
+        if (views->table->look(views, o->identity, step, &phase, &goal) != GG_OK || phase != GG_PHASE_GOAL) {
+            sched_yield();
+            continue;
+        }
+        const int deaths = views->table->dead(views, &dead);
+        for (int i = 0; i < deaths; ++i) received[i] = 10 * dead[i] + o->identity;
+        if (deaths > reported) (void)views->table->report(views, o->identity, deaths, received);
+        reported = deaths;
+        sched_yield();
+    }
+    const gg_view *view = views->table->view(views);
+    o->job->start[o->identity][view->number] = view->start;
+    o->job->members[o->identity][view->number] = view->members;
+}
+
+/* Waits until the rank, which has made `step` steps, may make another one, or all is over. */
+static void look(const one *o, gg_views *views, int64_t step) {
+    for (;;) {
+        gg_phase phase;
+        int64_t goal;
+        if (views->table->look(views, o->identity, step, &phase, &goal) != GG_OK) abort();
+        if (step == STEPS ? atomic_load(&o->job->over) : phase == GG_PHASE_RUN) return;
+        if (phase == GG_PHASE_GOAL && step > goal) abort();
+        if (phase == GG_PHASE_GOAL && step < goal) return;
+        if (phase == GG_PHASE_GOAL) change_view(o, views, step);
+        sched_yield();
+    }
+}
+
+static void *run_rank(void *context) {
+    const one *o = context;
+    gg_views *views;
+    if (gg_view_pages_open(o->job->memory, RANKS, o->identity, &views) != GG_OK) abort();
+    for (int64_t step = 0; step < STEPS; ++step) {
+        if (step == o->job->dies_at[o->identity]) break;
+        look(o, views, step);
+        if (o->identity % 2 == 0) sched_yield();
+    }
+    if (o->job->dies_at[o->identity] == STEPS) {
+        atomic_store(&o->job->finished[o->identity], true);
+        look(o, views, STEPS);
+    }
+    atomic_store(&o->job->ended[o->identity], true);
+    views->table->destroy(views);
+    return NULL;
+}
+
+static void test_job(unsigned seed) {
+    job *j = NULL;
+    one ranks[RANKS];
+    pthread_t thread[RANKS];
+    gg_view_keeper *keeper;
+    gg_phase phase;
+    CHECK_OK(gg_calloc(1, sizeof *j, "job", &j));
+    CHECK_OK(gg_calloc(1, gg_view_pages_bytes(RANKS), "pages", &j->memory));
+    CHECK_OK(gg_view_keeper_create(j->memory, RANKS, RANKS, 1, &keeper));
+    srand(seed);
+    for (int i = 0; i < RANKS; ++i) {
+        j->dies_at[i] = i > 0 && rand() % 2 ? rand() % (STEPS / 2) : STEPS;
+        for (int v = 0; v <= RANKS; ++v) j->start[i][v] = -1;
+        ranks[i] = (one){j, i};
+        CHECK(pthread_create(&thread[i], NULL, run_rank, &ranks[i]) == 0);
+    }
+    for (bool over = false; !over; sched_yield()) {
+        over = true;
+        for (int i = 0; i < RANKS; ++i) {
+            if (atomic_load(&j->ended[i]) && gg_membership_lives(gg_view_keeper_membership(keeper), i))
+                CHECK_OK(gg_view_keeper_died(keeper, i));
+            over = over && (atomic_load(&j->finished[i]) || atomic_load(&j->ended[i]));
+        }
+        CHECK_OK(gg_view_keeper_poll(keeper, &phase));
+        over = over && phase == GG_PHASE_RUN;
+    }
+    atomic_store(&j->over, true);
+    for (int i = 0; i < RANKS; ++i) pthread_join(thread[i], NULL);
+    for (int v = 1; v <= RANKS; ++v) /* every rank that saw a view saw the same one */
+        for (int i = 0; i < RANKS; ++i)
+            for (int k = 0; k < RANKS; ++k)
+                if (j->start[i][v] >= 0 && j->start[k][v] >= 0)
+                    CHECK(j->start[i][v] == j->start[k][v] && j->members[i][v] == j->members[k][v]);
+    const gg_view *view = gg_membership_view(gg_view_keeper_membership(keeper));
+    int living = 0;
+    for (int i = 0; i < RANKS; ++i)
+        if (j->dies_at[i] == STEPS) CHECK(living < view->members && view->member[living++] == i);
+    CHECK_INT(view->members, living);
+    gg_view_keeper_destroy(keeper);
+    gg_free(j->memory);
+    gg_free(j);
+}
+
+int main(void) {
+    for (unsigned round = 0; round < ROUNDS; ++round) test_job(round);
+    CHECK_INT(gg_memory_live_bytes(), 0);
+    return CHECK_RESULT;
+}
