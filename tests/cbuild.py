@@ -1,6 +1,7 @@
 """Build the C test programs against the core's static archive, without Python; and the module of single operations.
 
-As a program:  python tests/cbuild.py OBJECT_FOLDER OUTPUT_FOLDER   builds all and prints "RANKS PATH" lines.
+As a program:  python tests/cbuild.py OBJECT_FOLDER OUTPUT_FOLDER [NAME...]   builds all, or some, and prints
+"RANKS PATH" lines. Programs for another machine (tests/aarch64.sh) are linked without MPI's library.
 A program that wants ranks says so in a comment:  mpi ranks: 2
 One that wants the level amx on any CPU:  twins: amx
 """
@@ -12,6 +13,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -38,6 +40,8 @@ def compiling(facts: dict) -> list[str]:
 
 def linking(facts: dict) -> list[str]:
     """What follows the objects: the core and what it needs."""
+    if facts["machine"] != platform.machine():
+        return [str(ROOT / facts["archive"]), *facts["link"]]
     libraries = [wheel_library(wheel, name) for wheel, name in facts["wheels"].items()]
     rpath = [f"-Wl,-rpath,{os.path.dirname(p)}" for p in libraries]
     whole = [str(ROOT / facts["archive"]), *libraries, *rpath, *facts["libraries"], *facts["link"]]
@@ -129,5 +133,5 @@ def ranks(source: Path) -> int:
 if __name__ == "__main__":
     into = Path(sys.argv[2])
     into.mkdir(parents=True, exist_ok=True)
-    for program in SOURCES:
+    for program in [path for path in SOURCES if path.stem in sys.argv[3:] or not sys.argv[3:]]:
         print(ranks(program), build(Path(sys.argv[1]), program, into))
