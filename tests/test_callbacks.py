@@ -182,6 +182,7 @@ def test_what_is_collective_is_known(tmp_path):
         "choose_algorithms",
         "gather",
         "go_on",
+        "see_samples",
         "set_exchange",
         "set_state",
         "state",

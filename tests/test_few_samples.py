@@ -103,9 +103,9 @@ def test_few_samples_bring_one_warning_with_the_remedy():
     assert len(found) == 1
     assert found[0].startswith("1 sample a rank and step on 16 ranks may cost a network with normalisation about 1.3")
     assert (
-        "strategy='auto', which is GossipGraD(hierarchical=True, ranks_per_node=4) here; or batch_size=11" in found[0]
+        "strategy='auto', which is GossipGraD(hierarchical=True, ranks_per_node=4) here; or batch_size=7" in found[0]
     )
-    assert cost(11, 16, True) <= WARNED < cost(10, 16, True)
+    assert cost(7, 16, True) <= WARNED < cost(6, 16, True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer.fit(*samples(16), batch_size=1, progress=False)  # once a trainer

@@ -19,7 +19,7 @@ from gossipgrad.strategies.gossip import GossipGraD
 
 __all__ = ["Auto", "choose", "cost", "few_samples", "spread"]
 
-WARNED = 0.4  # points of accuracy; below, gossip is left as it is
+WARNED = 0.5  # points of accuracy; below, gossip is left as it is
 WANTED = 0.3  # points of accuracy that the nodes of "auto" may cost
 POINTS = {True: 1.05, False: 0.7}  # of accuracy for a spread of 1 and one sample, with and without normalisation
 FEWEST_NODES = 4  # fewer nodes send about as much as an all-reduce
