@@ -102,9 +102,7 @@ def test_few_samples_bring_one_warning_with_the_remedy():
     found = [one for one in said if "points of accuracy" in one]
     assert len(found) == 1
     assert found[0].startswith("1 sample a rank and step on 16 ranks may cost a network with normalisation about 1.3")
-    assert (
-        "strategy='auto', which is GossipGraD(hierarchical=True, ranks_per_node=4) here; or batch_size=7" in found[0]
-    )
+    assert "strategy='auto', which is GossipGraD(hierarchical=True, ranks_per_node=4) here; or batch_size=7" in found[0]
     assert cost(7, 16, True) <= WARNED < cost(6, 16, True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -239,3 +237,21 @@ def test_torch_chooses_and_warns_by_batch_size():
         warnings.simplefilter("error")
         strategy(True, batch_size=64)
         strategy(True)
+
+
+@pytest.mark.full
+def test_ranks_with_unlike_batches_decide_alike(mpirun):
+    program = """
+import numpy as np, gossipgrad as gg
+def net(): return gg.Sequential([gg.Flatten(), gg.Linear(3)], input=(1, 5, 5))
+t = gg.Trainer(net(), strategy="auto")
+n = 1 if t.rank == 2 else 64
+t.train_step(np.zeros((n, 1, 5, 5), np.float32), np.zeros(n, np.int32))
+print("decided", t.strategy.name)
+try:
+    gg.Trainer(net(), strategy="auto" if t.rank else None)
+except ValueError as error:
+    print("differs", "strategy: gossipgrad on rank 0; auto on ranks 1-4" in str(error))
+"""
+    said = mpirun(5, program).stdout
+    assert said.count("decided allreduce") == said.count("differs True") == 5
