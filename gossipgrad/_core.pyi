@@ -545,7 +545,7 @@ def cuda() -> tuple[int, str, str]:
     libraries."""
 
 def choices() -> dict[str, tuple[str, ...]]:
-    """The core's names, by keyword: "strategy", "exchange", "mix", ..."""
+    """The core's names, by keyword: "strategy", "exchange", ..."""
 
 def describe(kind: Literal["optimizer", "strategy"], /) -> dict[str, dict[str, dict[str, Any]]]:
     """Options of each optimizer or strategy, by name: "type", "default", "bounds", "help", "unset" (the meaning of None), "names"."""

@@ -183,12 +183,17 @@ def is_of(value: Any, package: str) -> bool:
     return any(f"{one.__module__}.".startswith(f"{package}.") for one in type(value).__mro__)
 
 
+# Keywords that are gone, and the remedy.
+GONE = {"mix": "weights are always mixed by their displacement; leave mix out"}
+
+
 def check_keywords(call: str, given: Iterable[str], allowed: Iterable[str]) -> None:
     """TypeError for a keyword that `call` does not have."""
     allowed = list(allowed)
     for one in given:
         if one not in allowed:
-            raise TypeError(f"{call}() has no keyword {one!r}{did_you_mean(one, allowed)}")
+            hint = f": {GONE[one]}" if one in GONE else did_you_mean(one, allowed)
+            raise TypeError(f"{call}() has no keyword {one!r}{hint}")
 
 
 _Made = TypeVar("_Made", bound=Callable[..., Any])

@@ -17,7 +17,6 @@ STRATEGIES = {
     "gossip stale": gg.GossipGraD(staleness=1, **SMALL),
     "gossip bfloat16 slices": gg.GossipGraD(wire_dtype="bfloat16", slices=3, **SMALL),
     "gossip gradients": gg.GossipGraD(exchange="gradients", **SMALL),
-    "gossip halves": gg.GossipGraD(mix="halves", exchange="weights", **SMALL),
     "gossip push-sum": gg.GossipGraD(push_sum=True, topology="ring", **SMALL),
     "gossip hierarchical": gg.GossipGraD(hierarchical=True, ranks_per_node=1, **SMALL),
     "allreduce": gg.AllReduce(),

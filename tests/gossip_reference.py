@@ -7,7 +7,7 @@ staleness 1: s, taken after the update of step t, is mixed after the update of s
 slices: in step t only those numbers of a bucket count that lie in its slice t mod m, and the partners are those of step
              t div m.
 push_sum: x = scalar * w and the scalar are halved, one half goes to the partner, what comes is added; w = x / scalar.
-settle completes and mixes what is in flight. mix "halves": (w + received)/2 in place of the displacement.
+settle completes and mixes what is in flight.
 """
 
 from __future__ import annotations
@@ -153,10 +153,7 @@ class Simulation:
 
     def mixed(self, own, sources, sent, step=None):
         """`own` with what came from `sources`; where nothing came it stays. step: when it was sent; None: now."""
-        if self.strategy.mix == "halves":
-            there = (own + sent[sources]) / 2
-        else:
-            there = own + (sent[sources] - sent) / 2
+        there = own + (sent[sources] - sent) / 2
         stays = (sources == np.arange(self.p))[:, None]
         if self.m > 1:
             stays = stays | (self.slice_of != (self.t if step is None else step) % self.m)

@@ -91,7 +91,7 @@ def run_loss(
 def run_kernel(
     isa: str | None, name: str, arrays: Sequence[NDArray[np.float32] | None], numbers: Sequence[float]
 ) -> Any:
-    """A kernel on arenas: update, mix, halve, narrow, narrow_difference, weighted_sum, narrow_sum, sum_squares,
+    """A kernel on arenas: update, mix, narrow, narrow_difference, weighted_sum, narrow_sum, sum_squares,
     all_finite."""
     return _module.run_kernel(isa, name, arrays, numbers)
 

@@ -41,7 +41,6 @@ POOLS = {
     "staleness": [0, 1],
     "exchange": ["auto", "weights+momentum", "weights", "slices", "gradients"],
     "slices": [None, None, 2, 3, 7],
-    "mix": ["displacement", "halves"],
     "mu": [0.9, 0.0, 0.5],
     "mix_gamma": [None],  # with compression alone: Configuration draws it
     "bucket_bytes": [None, 1, 300, 2000],

@@ -64,7 +64,6 @@ def test_gossip(p, exchange, optimizer, gradients_of):
     for staleness, cut in ((0, "joined"), (1, "layers")):
         strategy = gg.GossipGraD(exchange=exchange, staleness=staleness, **CUTS[cut])
         compare(p, strategy, OPTIMIZERS[optimizer], gradients_of)
-    compare(p, gg.GossipGraD(exchange=exchange, staleness=1, mix="halves"), OPTIMIZERS[optimizer], gradients_of)
 
 
 @pytest.mark.parametrize("p", [1, 3])

@@ -122,7 +122,6 @@ def test_bfloat16_kernels(isa, n):
     size = np.abs(base) + np.abs(received) + np.abs(sent)
     close("mix", kernel(isa, "mix", arrays[:3], [0.5, 1]), base + (received - sent) / 2, size)
     assert np.array_equal(kernel(isa, "mix", [arrays[0], arrays[0], arrays[0]], [1, 1]), arrays[0])
-    close("halve", kernel(isa, "halve", arrays[:2], [1]), (base + received) / 2, size)
     scale = np.float32([0.5, 0.2, -0.1, 0.7, 0.3])
     wanted = np.sum([np.float64(f) * bfloat16(a) for f, a in zip(scale, arrays, strict=True)], 0)
     plain, found, narrow = kernel(isa, "narrow_sum", arrays, scale.tolist())
@@ -135,12 +134,11 @@ def test_bfloat16_kernels(isa, n):
 
 @isas
 @pytest.mark.parametrize("n", SIZES)
-def test_mix_halve_and_sums(isa, n):
+def test_mix_and_sums(isa, n):
     arrays = [float32(seeded(n), n) for _ in range(1)] + [float32(seeded((n, i)), n) for i in range(7)]
     base, received, snapshot = (a.astype(np.float64) for a in arrays[:3])
     size = np.abs(base) + np.abs(received) + np.abs(snapshot)
     close("mix", kernel(isa, "mix", arrays[:3], [0.5]), base + (received - snapshot) / 2, size)
-    close("halve", kernel(isa, "halve", arrays[:2]), (base + received) / 2, size)
     for count in range(1, 9):
         scale = [0.5 - 0.3 * i for i in range(count)]
         parts = [np.float64(np.float32(s)) * a for s, a in zip(scale, arrays, strict=False)]
@@ -154,10 +152,8 @@ def test_mix_halve_and_sums(isa, n):
 
 
 @isas
-def test_halves_and_equal_replicas_are_exact(isa):
+def test_equal_replicas_are_exact(isa):
     a, b = (float32(seeded(i), 1040) for i in range(2))
-    assert kernel(isa, "halve", [a, b]).tobytes() == kernel(isa, "halve", [b, a]).tobytes()
-    assert kernel(isa, "halve", [a, a]).tobytes() == a.tobytes()
     assert kernel(isa, "mix", [a, b, b], [0.5]).tobytes() == a.tobytes()
     assert kernel(isa, "sum_squares", [a, a]) == 0
 
@@ -189,7 +185,6 @@ def test_an_element_does_not_depend_on_its_place(isa, turn):
         ("mix", 3, [0.5]),
         ("mix", 3, [0.5, 1]),
         ("narrow", 1, []),
-        ("halve", 2, []),
         ("weighted_sum", 5, [0.1, 0.2, 0.3, 0.4, 0.5]),
     ]:
         one, other = kernel(isa, name, arrays[:count], numbers), kernel(isa, name, turned[:count], numbers)

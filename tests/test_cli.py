@@ -229,7 +229,7 @@ def test_quiet_prints_nothing(capsys):
 
 def test_every_option_reaches_the_report(capsys, tmp_path):
     words = (
-        "--strategy gossipgrad --topology cube --no-rotate --staleness 1 --exchange weights --mix halves "
+        "--strategy gossipgrad --topology cube --no-rotate --staleness 1 --exchange weights "
         "--bucket-bytes 5000 --chunk-bytes 700 --lr 0.02 --momentum 0.8 --weight-decay 0.001 --nesterov --seed 5 "
         "--schedule polynomial --power 2 --final 0.001 --warmup 3 --warmup-start 0.1 --no-shuffle --threads 2 "
         "--backend native"
@@ -237,7 +237,7 @@ def test_every_option_reaches_the_report(capsys, tmp_path):
     code, _, err = cli_run(capsys, "train", *QUICK, "--quiet", *words, "--report", tmp_path / "r")
     assert code == 0, err
     settings = json.loads((tmp_path / "r").read_text())["settings"]
-    wanted = {"topology": "cube", "rotate": False, "staleness": 1, "exchange": "weights", "mix": "halves"}
+    wanted = {"topology": "cube", "rotate": False, "staleness": 1, "exchange": "weights"}
     wanted |= {"bucket_bytes": 5000, "chunk_bytes": 700, "lr": 0.02, "momentum": 0.8, "weight_decay": 0.001}
     wanted |= {"nesterov": True, "seed": 5, "schedule": "polynomial", "power": 2.0, "final": 0.001, "total": "auto"}
     wanted |= {"warmup": 3, "warmup_start": 0.1, "shuffle": False, "threads": 2, "backend": "native"}
@@ -408,6 +408,7 @@ def test_weights_begin_a_training_on_any_number_of_ranks(capsys, tmp_path):
         ("train --strategy gossip", 2, "did you mean 'gossipgrad'?"),
         ("train --dat x", 2, "did you mean '--data'?"),
         ("bench --batchsize 3", 2, "did you mean '--batch-size'?"),
+        ("train --mix halves", 2, "unrecognized arguments: --mix halves; weights are always mixed by their"),
         ("train --modle lenet", 2, "unrecognized arguments: --modle lenet; did you mean '--model'?"),
         (
             "train -n 4",

@@ -23,7 +23,6 @@ STRATEGIES = {
     "momentum": gg.GossipGraD(exchange="weights+momentum", chunk_bytes=33_000),
     "stale": gg.GossipGraD(exchange="weights", staleness=1, wire_dtype="bfloat16"),
     "slices": gg.GossipGraD(exchange="weights", slices=3),
-    "halves": gg.GossipGraD(exchange="weights", mix="halves"),
     "periodic": gg.PeriodicAllReduce(period=2),
     "elastic": gg.ElasticAveraging(period=2),
     "diloco": gg.DiLoCo(period=2),

@@ -287,7 +287,6 @@ def test_copies_of_weights_that_were_loaded_begin_anew():
     [
         ({"push_sum": True}, ["push_sum=True", "allowed: False"]),
         ({"staleness": 1}, ["staleness=1", "allowed: 0"]),
-        ({"mix": "halves"}, ["mix='halves'", "allowed: 'displacement'"]),
         ({"exchange": "weights+momentum"}, ["exchange='weights+momentum'", "'weights'"]),
         ({"exchange": "gradients"}, ["exchange='gradients'", "'weights'"]),
         ({"hierarchical": True}, ["hierarchical=True", "allowed: False"]),

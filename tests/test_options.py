@@ -18,13 +18,12 @@ from gossipgrad import _core, compression, optim, plots, schedules, strategies
 def test_the_core_knows_the_same_names():
     core = {key: set(names) for key, names in _core.choices().items()}
     gossip = _core.describe("strategy")["gossipgrad"]
-    core |= {key: set(gossip[key]["names"]) for key in ("exchange", "mix", "wire_dtype", "collectives")}
+    core |= {key: set(gossip[key]["names"]) for key in ("exchange", "wire_dtype", "collectives")}
     assert core == {
         "strategy": set(strategies.BY_NAME),
         "optimizer": set(optim.BY_NAME),
         "topology": set(strategies.TOPOLOGIES),
         "exchange": set(strategies.EXCHANGES) - {"auto", "slices"},
-        "mix": set(strategies.MIXES),
         "wire_dtype": set(strategies.WIRES),
         "collectives": set(strategies.COLLECTIVES),
         "family": set(compression.FAMILIES),
@@ -122,7 +121,9 @@ def test_the_core_reads_options_as_it_describes_them(change, error, words):
         (lambda: gg.GossipGraD(staleness=True), ValueError, ["staleness=True"]),
         (lambda: gg.GossipGraD(exchange="all"), ValueError, ["exchange='all'", "weights+momentum"]),
         (lambda: gg.GossipGraD(push_sum=True, exchange="gradients"), ValueError, ["'auto', 'weights+momentum'"]),
-        (lambda: gg.GossipGraD(mix="half"), ValueError, ["mix='half'", "halves"]),
+        (lambda: gg.GossipGraD(mix="halves"), TypeError, ["no keyword 'mix'", "leave mix out"]),
+        (lambda: strategies.by_name("gossipgrad", mix="halves"), ValueError, ["mix", "leave mix out"]),
+        (lambda: strategies.from_settings({"strategy": "gossipgrad", "mix": "halves"}), ValueError, ["mix='halves'"]),
         (lambda: gg.GossipGraD(rotate=1), TypeError, ["rotate=1"]),
         (lambda: gg.GossipGraD(permutations=0), ValueError, ["permutations=0", "at least 1"]),
         (lambda: gg.GossipGraD(permutations=2**31), ValueError, ["permutations=2147483648", "1..2147483647"]),

@@ -175,7 +175,6 @@ def test_traffic_is_one_message_a_chunk_and_sender():
     ("options", "words"),
     [
         ({"exchange": "gradients"}, "exchange='gradients': allowed: 'auto', 'weights.momentum', 'weights'"),
-        ({"mix": "halves"}, "push_sum=True with mix='halves': allowed: 'displacement'"),
     ],
 )
 def test_what_cannot_be(options, words):

@@ -50,16 +50,15 @@ def compare(p, strategy, optimizer, gradients_of, legs=(5, 4), tolerance=2e-5):
     trainer.close()
 
 
-@pytest.mark.parametrize("mix", ["displacement", "halves"])
 @pytest.mark.parametrize("exchange", ["weights+momentum", "weights", "slices"])
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
-def test_slices_are_what_the_contract_says(p, staleness, exchange, mix, gradients_of):
+def test_slices_are_what_the_contract_says(p, staleness, exchange, gradients_of):
     for i, (slices, optimizer) in enumerate(zip((2, 3, 7, MANY), [*OPTIMIZERS.values()] * 2, strict=False)):
         cut = list(CUTS.values())[(i + p) % 3]
         topology = TOPOLOGIES[i % 2]
         strategy = gg.GossipGraD(
-            topology=topology, staleness=staleness, exchange=exchange, slices=slices, mix=mix, rotate=i % 2 == 0, **cut
+            topology=topology, staleness=staleness, exchange=exchange, slices=slices, rotate=i % 2 == 0, **cut
         )
         compare(p, strategy, optimizer, gradients_of)
 

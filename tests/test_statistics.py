@@ -92,7 +92,7 @@ def test_running_statistics(strategy, optimizer):
         near(consensus["bn1.running_var"], variance.mean(axis=0))
     elif strategy in ("layerwise", "partitioned"):
         near(consensus["bn1.running_mean"], mean.mean(axis=0), 5e-3)  # gradients that were rounded
-    else:  # random partners, a centre that follows, halves and shares that are rounded
+    else:  # random partners, a centre that follows, shares that are rounded
         assert np.abs(consensus["bn1.running_mean"] - mean.mean(axis=0)).max() < 0.5
     if strategy in (*AVERAGING, "layerwise", "partitioned"):
         assert len(set(hashes)) == 1

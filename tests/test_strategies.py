@@ -60,17 +60,16 @@ def compare_with_simulation(p, strategy, optimizer, gradients_of, legs=(4, 3), t
 
 
 @pytest.mark.core(24)
-@pytest.mark.parametrize("mix", ["displacement", "halves"])
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("p", range(1, 9))
-def test_gossip_is_what_its_contract_says(p, topology, staleness, exchange, mix, gradients_of):
+def test_gossip_is_what_its_contract_says(p, topology, staleness, exchange, gradients_of):
     # Every optimiser with some cut and every cut with some optimiser, others for other p.
     for i, optimizer in enumerate(OPTIMIZERS.values()):
         cut = list(CUTS.values())[(i + p) % 3]
         strategy = gg.GossipGraD(
-            topology=topology, staleness=staleness, exchange=exchange, mix=mix, rotate=(p + i) % 2 == 0, **cut
+            topology=topology, staleness=staleness, exchange=exchange, rotate=(p + i) % 2 == 0, **cut
         )
         compare_with_simulation(p, strategy, optimizer, gradients_of)
 
@@ -340,7 +339,6 @@ def test_traffic():
         ({"topology": "torus"}, ("topology='torus'", "dissemination", "cube", "ring", "random")),
         ({"staleness": 2}, ("staleness=2", "0", "1")),
         ({"exchange": "all"}, ("exchange='all'", "weights+momentum")),
-        ({"mix": "thirds"}, ("mix='thirds'", "displacement", "halves")),
         ({"bucket_bytes": 0}, ("bucket_bytes=0", "at least 1")),
         ({"chunk_bytes": -4}, ("chunk_bytes=-4", "at least 1")),
     ],

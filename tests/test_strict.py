@@ -152,7 +152,6 @@ STRATEGIES = {
     "gossipgrad-weights": gg.GossipGraD(exchange="weights", staleness=1),
     "gossipgrad-slices": gg.GossipGraD(slices=2, **SMALL),
     "gossipgrad-by-slices": gg.GossipGraD(exchange="slices"),
-    "gossipgrad-halves": gg.GossipGraD(mix="halves"),
     "gossipgrad-push-sum": gg.GossipGraD(push_sum=True),
     "gossipgrad-hierarchical": gg.GossipGraD(hierarchical=True, ranks_per_node=2),
     "pull": gg.PullGossip(),

@@ -31,7 +31,6 @@ FORMS = {
     "gossipgrad-gradients": lambda: gg.GossipGraD(exchange="gradients", **SMALL),
     "gossipgrad-gradients-stale": lambda: gg.GossipGraD(exchange="gradients", staleness=1, **SMALL),
     "gossipgrad-gradients-bfloat16": lambda: gg.GossipGraD(exchange="gradients", staleness=1, **BF16, **SMALL),
-    "gossipgrad-halves": lambda: gg.GossipGraD(mix="halves", staleness=1, **SMALL),
     "gossipgrad-slices": lambda: gg.GossipGraD(slices=3, **SMALL),
     "gossipgrad-slices-stale": lambda: gg.GossipGraD(slices=2, staleness=1, **BF16, **SMALL),
     "gossipgrad-ring": lambda: gg.GossipGraD(topology="ring", rotate=False, **SMALL),

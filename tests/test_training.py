@@ -16,7 +16,6 @@ STRATEGIES = {
     "cube, late": gg.GossipGraD(topology="cube", staleness=1),
     "weights, small pieces": gg.GossipGraD(exchange="weights", bucket_bytes=1, chunk_bytes=256),
     "gradients, late": gg.GossipGraD(exchange="gradients", staleness=1),
-    "halves": gg.GossipGraD(mix="halves", staleness=1),
     "allreduce": gg.AllReduce(),
     "no-exchange": gg.NoExchange(),
 }

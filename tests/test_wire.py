@@ -26,8 +26,6 @@ STRATEGIES = {
     "weights": lambda wire: gg.GossipGraD(wire_dtype=wire, exchange="weights"),
     "gradients": lambda wire: gg.GossipGraD(wire_dtype=wire, exchange="gradients"),
     "gradients, late": lambda wire: gg.GossipGraD(wire_dtype=wire, exchange="gradients", staleness=1),
-    "halves": lambda wire: gg.GossipGraD(wire_dtype=wire, mix="halves", **CUTS["layers"]),
-    "halves, late": lambda wire: gg.GossipGraD(wire_dtype=wire, mix="halves", staleness=1),
     "allreduce": lambda wire: gg.AllReduce(wire_dtype=wire),
     "layerwise": lambda wire: gg.LayerwiseAllReduce(wire_dtype=wire, **CUTS["layers"]),
     "periodic": lambda wire: gg.PeriodicAllReduce(wire_dtype=wire, period=2),
@@ -46,13 +44,12 @@ def gradients_of():
     return Gradients(small_net())
 
 
-@pytest.mark.parametrize("mix", ["displacement", "halves"])
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
-def test_gossip_is_the_float32_exchange_to_rounding(p, exchange, mix, gradients_of):
+def test_gossip_is_the_float32_exchange_to_rounding(p, exchange, gradients_of):
     """Values are of size 1; a mix that is left out or doubled shows as 0.1 and more."""
     for staleness, cut in ((0, "joined"), (1, "layers"), (1, "default")):
-        strategy = gg.GossipGraD(exchange=exchange, mix=mix, staleness=staleness, wire_dtype="bfloat16", **CUTS[cut])
+        strategy = gg.GossipGraD(exchange=exchange, staleness=staleness, wire_dtype="bfloat16", **CUTS[cut])
         compare_with_simulation(p, strategy, OPTIMIZERS["nesterov"], gradients_of, tolerance=0.03 if p > 1 else 2e-5)
 
 

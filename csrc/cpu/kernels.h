@@ -173,7 +173,6 @@ typedef struct gg_cpu_arena {
     void (*update)(const gg_update_args *args);
     void (*mix)(size_t n, gg_dtype wire, float share, const float *base, const void *received, const float *sent,
                 float *out);
-    void (*halve)(size_t n, gg_dtype wire, const float *own, const void *received, float *out);
     void (*narrow)(size_t n, const float *in, uint16_t *out);
     void (*widen)(size_t n, const uint16_t *in, float *out);
     void (*widen_add)(size_t n, const uint16_t *in, float *out);

@@ -184,28 +184,6 @@ void gg_cpu_mix(gg_device *device, size_t n, gg_dtype wire, float share, const f
     run_parts(call.device, n, mix_part, &call);
 }
 
-typedef struct halve_call {
-    gg_cpu_device *device;
-    size_t n;
-    gg_dtype wire;
-    const float *own;
-    const void *received;
-    float *out;
-} halve_call;
-
-static void halve_part(void *context, int thread, int threads) {
-    const halve_call *c = context;
-    const part p = cpu_part_of(c->n, thread, threads);
-    c->device->kernels->arena->halve(p.count, c->wire, c->own + p.begin, wire_offset(c->wire, c->received, p.begin),
-                                     c->out + p.begin);
-}
-
-void gg_cpu_halve(gg_device *device, size_t n, gg_dtype wire, const float *own, const void *received, float *out) {
-    halve_call call = {
-        .device = (gg_cpu_device *)device, .n = n, .wire = wire, .own = own, .received = received, .out = out};
-    run_parts(call.device, n, halve_part, &call);
-}
-
 typedef struct narrow_call {
     gg_cpu_device *device;
     size_t n;

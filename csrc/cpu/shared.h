@@ -30,7 +30,6 @@ void gg_cpu_loss(gg_device *device, const gg_loss_args *args);
 void gg_cpu_update(gg_device *device, int count, const gg_update_args *args);
 void gg_cpu_mix(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,
                 const float *sent, float *out);
-void gg_cpu_halve(gg_device *device, size_t n, gg_dtype wire, const float *own, const void *received, float *out);
 void gg_cpu_narrow(gg_device *device, size_t n, const float *in, uint16_t *out);
 void gg_cpu_widen(gg_device *device, size_t n, const uint16_t *in, float *out);
 void gg_cpu_widen_add(gg_device *device, size_t n, const uint16_t *in, float *out);
@@ -62,12 +61,12 @@ void gg_cpu_transpose(gg_device *device, int64_t n, int64_t values, bool to_lane
 
 /* Entries that both tables share. */
 #define GG_CPU_SHARED_ENTRIES                                                                                          \
-    .loss = gg_cpu_loss, .update = gg_cpu_update, .mix = gg_cpu_mix, .halve = gg_cpu_halve, .narrow = gg_cpu_narrow,   \
-    .widen = gg_cpu_widen, .widen_add = gg_cpu_widen_add, .weighted_sum = gg_cpu_weighted_sum,                         \
-    .narrow_sum = gg_cpu_narrow_sum, .narrow_difference = gg_cpu_narrow_difference, .sum_squares = gg_cpu_sum_squares, \
-    .all_finite = gg_cpu_all_finite, .pack = gg_cpu_pack, .add_elements = gg_cpu_add_elements,                         \
-    .take_elements = gg_cpu_take_elements, .gather = gg_cpu_gather, .weight_gradient = gg_cpu_weight_gradient,         \
-    .factors = gg_cpu_factors, .keep_input = gg_cpu_keep_input, .keep_error = gg_cpu_keep_error,                       \
-    .gradient_rows = gg_cpu_gradient_rows, .columns = gg_cpu_columns, .transpose = gg_cpu_transpose
+    .loss = gg_cpu_loss, .update = gg_cpu_update, .mix = gg_cpu_mix, .narrow = gg_cpu_narrow, .widen = gg_cpu_widen,   \
+    .widen_add = gg_cpu_widen_add, .weighted_sum = gg_cpu_weighted_sum, .narrow_sum = gg_cpu_narrow_sum,               \
+    .narrow_difference = gg_cpu_narrow_difference, .sum_squares = gg_cpu_sum_squares, .all_finite = gg_cpu_all_finite, \
+    .pack = gg_cpu_pack, .add_elements = gg_cpu_add_elements, .take_elements = gg_cpu_take_elements,                   \
+    .gather = gg_cpu_gather, .weight_gradient = gg_cpu_weight_gradient, .factors = gg_cpu_factors,                     \
+    .keep_input = gg_cpu_keep_input, .keep_error = gg_cpu_keep_error, .gradient_rows = gg_cpu_gradient_rows,           \
+    .columns = gg_cpu_columns, .transpose = gg_cpu_transpose
 
 #endif

@@ -28,7 +28,6 @@ typedef struct CUstream_st *gg_cuda_stream;
 void gg_cuda_update(gg_cuda_stream stream, int count, const gg_update_args *args);
 void gg_cuda_mix(gg_cuda_stream stream, size_t n, gg_dtype wire, float share, const float *base, const void *received,
                  const float *sent, float *out);
-void gg_cuda_halve(gg_cuda_stream stream, size_t n, gg_dtype wire, const float *own, const void *received, float *out);
 void gg_cuda_narrow(gg_cuda_stream stream, size_t n, const float *in, uint16_t *out);
 void gg_cuda_widen(gg_cuda_stream stream, size_t n, const uint16_t *in, float *out);
 void gg_cuda_widen_add(gg_cuda_stream stream, size_t n, const uint16_t *in, float *out);

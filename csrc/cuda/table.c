@@ -27,11 +27,6 @@ static void table_mix(gg_device *device, size_t n, gg_dtype wire, float share, c
     LAUNCH(device, mix, n, wire, share, base, received, sent, out);
 }
 
-static void table_halve(gg_device *device, size_t n, gg_dtype wire, const float *own, const void *received,
-                        float *out) {
-    LAUNCH(device, halve, n, wire, own, received, out);
-}
-
 static void table_narrow(gg_device *device, size_t n, const float *in, uint16_t *out) {
     LAUNCH(device, narrow, n, in, out);
 }
@@ -168,7 +163,6 @@ const gg_backend gg_backend_cuda = {
     .update = table_update,
     .loss = table_loss,
     .mix = table_mix,
-    .halve = table_halve,
     .narrow = table_narrow,
     .widen = table_widen,
     .widen_add = table_widen_add,

@@ -52,7 +52,6 @@ typedef enum gg_exchanged {
     GG_EXCHANGE_GRADIENTS,
     GG_EXCHANGE_COUNT
 } gg_exchanged;
-typedef enum gg_mix { GG_MIX_DISPLACEMENT = 0, GG_MIX_HALVES, GG_MIX_COUNT } gg_mix;
 
 /* OverlappedAveraging: linear layers whose inputs and errors the ranks exchange instead of the weight's gradient. */
 typedef enum gg_partition_fc {
@@ -69,7 +68,6 @@ typedef struct gg_gossip_options { /* GossipGraD, QuasiGlobal */
     int ranks_per_node; /* with hierarchical; 0 means the ranks that share memory */
     int staleness;      /* 0 or 1 */
     gg_exchanged exchange;
-    gg_mix mix;
     int slices;       /* step t exchanges slice t mod `slices` of every bucket; 0 means 1 */
     bool push_sum;    /* weights carry a mass, so that averaging preserves their mean */
     double mix_gamma; /* with compression: the partners' share in a mix; 0 means a half */

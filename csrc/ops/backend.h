@@ -522,8 +522,6 @@ typedef struct gg_backend {
      * this rank's sent values, is rounded to that type first. out may be base or sent. */
     void (*mix)(gg_device *device, size_t n, gg_dtype wire, float share, const float *base, const void *received,
                 const float *sent, float *out);
-    /* out = (own + received)/2, with `received` of type `wire`; out may be own. */
-    void (*halve)(gg_device *device, size_t n, gg_dtype wire, const float *own, const void *received, float *out);
     /* float32 to bfloat16, to nearest even, and back. */
     void (*narrow)(gg_device *device, size_t n, const float *in, uint16_t *out);
     void (*widen)(gg_device *device, size_t n, const uint16_t *in, float *out);

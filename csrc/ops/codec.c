@@ -84,8 +84,3 @@ void gg_codec_mix(const gg_codec *codec, gg_device *device, size_t n, float shar
                   const void *received, const float *sent, float *out) {
     device->table->mix(device, n, codec->dtype, share, base, received, sent, out);
 }
-
-void gg_codec_halve(const gg_codec *codec, gg_device *device, size_t n, const float *own, const void *received,
-                    float *out) {
-    device->table->halve(device, n, codec->dtype, own, received, out);
-}

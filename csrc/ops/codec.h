@@ -39,8 +39,4 @@ static inline void *gg_codec_at(const gg_codec *codec, const void *memory, size_
  * may be base or sent. */
 void gg_codec_mix(const gg_codec *codec, gg_device *device, size_t n, float share, const float *base,
                   const void *received, const float *sent, float *out);
-/* out = (own + received)/2; out may be own. */
-void gg_codec_halve(const gg_codec *codec, gg_device *device, size_t n, const float *own, const void *received,
-                    float *out);
-
 #endif

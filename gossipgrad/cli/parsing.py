@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from gossipgrad.errors import did_you_mean
+from gossipgrad.errors import GONE, did_you_mean
 
 _NAMES = 40  # max columns of a list of choices; a longer one is in the text
 
@@ -115,6 +115,8 @@ class Parser(argparse.ArgumentParser):
         if rest:
             name = str(rest[0]).partition("=")[0]
             hint = did_you_mean(name, self._option_string_actions) if name.startswith("-") else ""
+            if name.removeprefix("--") in GONE:
+                hint = f"; {GONE[name.removeprefix('--')]}"
             if name in ("-n", "-np", "--np", "--nproc-per-node", "--nproc_per_node"):
                 hint = "; several ranks are started by gossipgrad run -n N COMMAND"
             self.error(f"unrecognized arguments: {' '.join(map(str, rest))}{hint}")

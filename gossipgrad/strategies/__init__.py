@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from gossipgrad.errors import choice, named_keywords
+from gossipgrad.errors import GONE, choice, named_keywords
 from gossipgrad.strategies import every
 from gossipgrad.strategies.auto import Auto, choose, few_samples
 from gossipgrad.strategies.base import BY_NAME, Strategy
 from gossipgrad.strategies.every import *  # noqa: F403
 from gossipgrad.strategies.every import __all__ as __all__  # type: ignore[attr-defined]
-from gossipgrad.strategies.gossip import EXCHANGES, MIXES, Partnered
+from gossipgrad.strategies.gossip import EXCHANGES, Partnered
 from gossipgrad.strategies.shared import COLLECTIVES, OPTIONS, WIRES
 from gossipgrad.strategies.topologies import (
     TOPOLOGIES,
@@ -29,7 +29,6 @@ __all__ += (
     "BY_NAME",
     "COLLECTIVES",
     "EXCHANGES",
-    "MIXES",
     "Partnered",
     "TOPOLOGIES",
     "Topology",
@@ -68,6 +67,7 @@ def check_options(name: str, options: Iterable[str], also: Sequence[str] = ()) -
         if key not in allowed:
             others = [one for one, c in BY_NAME.items() if key in (field.name for field in fields(c))]
             hint = f"; {key} is one of {', '.join(others)}" if others else ""
+            hint = f"; {GONE[key]}" if key in GONE else hint
             listed = ", ".join([*allowed, *also])
             raise ValueError(f"{key}: not an option of strategy={name!r}; it has {listed}{hint}")
 
@@ -81,4 +81,6 @@ def by_name(name: str, **options: Any) -> Strategy:
 def from_settings(settings: Mapping[str, Any]) -> Strategy:
     """The strategy of a settings() dict; other keys are ignored, and missing ones keep their defaults."""
     made = BY_NAME[choice("strategy", settings["strategy"], BY_NAME)]
+    if settings.get("mix", "displacement") != "displacement":
+        raise ValueError(f"mix={settings['mix']!r}: {GONE['mix']}")
     return made(**{field.name: settings[field.name] for field in fields(made) if field.name in settings})

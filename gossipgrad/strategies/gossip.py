@@ -25,10 +25,8 @@ from gossipgrad.strategies.topologies import (
 __all__ = ["GossipGraD", "QuasiGlobal", "PullGossip", "PushGossip"]
 
 Exchange = Literal["auto", "weights+momentum", "weights", "slices", "gradients"]
-Mix = Literal["displacement", "halves"]
 
 EXCHANGES = get_args(Exchange)
-MIXES = get_args(Mix)
 USUAL_SLICES = 8  # of exchange="slices"
 
 
@@ -97,7 +95,8 @@ class GossipGraD(Partnered):
                   "cube", 2 R in "ring", and never more than p - 1. None: a new one after each cycle, so that every rank
                   becomes a partner. 1 is as rotate=False. Not with "random" and a table. It is meant for compression,
                   where each partner needs a copy of the model.
-    staleness     0: values sent after an update are mixed before the layer is used again.
+    staleness     0: values sent after an update are mixed before the layer is used again: w += (received - sent) / 2,
+                  which preserves the mean of the replicas.
                   1: they are mixed after the update of the next step, so that a whole step hides the exchange; moments
                   are mixed just before that update.
     exchange      "weights+momentum" (with Adam both moments), "weights", or "gradients" (for comparison: nothing pulls
@@ -114,8 +113,6 @@ class GossipGraD(Partnered):
                   m steps, so that each slice meets every partner: an update reaches all ranks within m * k steps. None:
                   1, whole buckets. With "weights+momentum" the momentum's slices travel with the weights'; with
                   push_sum every slice has scalars of its own. Not with "gradients".
-    mix           "displacement": w += (received - sent) / 2, which preserves the mean of the replicas.
-                  "halves": w = (w + received) / 2, the authors' form.
     hierarchical  gossip between nodes. Inside a node a layer-wise all-reduce averages gradients, each rank's weighted
                   by its number of samples, so all ranks of a node have the same weights. Topology, rotate and the rest
                   then refer to nodes in place of ranks. Each rank of a node exchanges with the rank at its place in the
@@ -129,9 +126,9 @@ class GossipGraD(Partnered):
                   its scalar. Every exchange preserves the mean over the ranks of scalar * weights. Without training
                   all weights converge to the mean of the first ones; a rank's update counts with its scalar at that
                   time. The consensus model is the mean by the scalars. The table must lead from every rank to every
-                  other. Weights or weights and momentum, displacement mix.
-    wire_dtype    "float32", or "bfloat16" for half the bytes: messages are rounded to nearest even. The displacement
-                  mix then adds (received - rounded w) / 2, which preserves the mean; replicas agree to the precision of
+                  other. Weights or weights and momentum.
+    wire_dtype    "float32", or "bfloat16" for half the bytes: messages are rounded to nearest even. A mix
+                  then adds (received - rounded w) / 2, which preserves the mean; replicas agree to the precision of
                   bfloat16, 8 bits.
     bucket_bytes  layers are joined to buckets of at least this many bytes. None: chosen when the trainer is made, from
                   the measured cost of messages between these ranks (Trainer.tuning). No weight depends on it. None is
@@ -148,8 +145,8 @@ class GossipGraD(Partnered):
                   then exchanges with both, and g is half of mix_gamma. A rank holds a copy for each partner: without
                   rotate ceil(log2 p) for "cube", up to twice as many for "dissemination", 2 for "ring"; with
                   permutations=R at most R times as many; with rotate alone, and for "random", p - 1, the most possible.
-                  At most 32 are allowed. Only weights are exchanged, not momentum. With staleness 0 and the
-                  displacement mix, without slices, push_sum and hierarchical.
+                  At most 32 are allowed. Only weights are exchanged, not momentum. With staleness 0,
+                  without slices, push_sum and hierarchical.
     shuffle_samples  the ranks' shards move around a ring during training. In each step every rank sends one batch of
                   samples with their targets to rank r - 1, and those from rank r + 1 replace them. It costs a copy of
                   the shard. A sample stays at its place in the shard, and all ranks visit the places in one order. So
@@ -161,7 +158,6 @@ class GossipGraD(Partnered):
     staleness: Literal[0, 1] = shared.option("gossipgrad", "staleness")
     exchange: Exchange = shared.option("gossipgrad", "exchange", default="auto")
     slices: int | None = shared.option("gossipgrad", "slices")
-    mix: Mix = shared.option("gossipgrad", "mix")
     hierarchical: bool = shared.option("gossipgrad", "hierarchical")
     ranks_per_node: int | None = shared.option("gossipgrad", "ranks_per_node")
     collectives: Collectives = shared.option("gossipgrad", "collectives")
@@ -178,7 +174,6 @@ class GossipGraD(Partnered):
             *super()._uncompressed(),
             ("hierarchical", False, why),
             ("push_sum", False, why),
-            ("mix", "displacement", why),
             ("staleness", 0, why),
         ]
 
@@ -213,13 +208,8 @@ class GossipGraD(Partnered):
             raise ValueError(f"ranks_per_node={self.ranks_per_node}: allowed only with hierarchical=True")
         if self.collectives != "own" and not self.hierarchical:
             raise ValueError(f"collectives={self.collectives!r}: allowed only with hierarchical=True")
-        if self.push_sum:
-            if self.exchange == "gradients":
-                raise ValueError(
-                    "push_sum=True with exchange='gradients': allowed: 'auto', 'weights+momentum', 'weights'"
-                )
-            if self.mix == "halves":
-                raise ValueError("push_sum=True with mix='halves': allowed: 'displacement'")
+        if self.push_sum and self.exchange == "gradients":
+            raise ValueError("push_sum=True with exchange='gradients': allowed: 'auto', 'weights+momentum', 'weights'")
 
     def _check_slices(self) -> None:
         if self.exchange == "slices":

@@ -401,9 +401,6 @@ static void test_arenas(void) {
         gg_backend_native.mix(device, n, GG_BFLOAT16, 0.7f, a, narrow[1], c, out);
         CHECK_NEAR(distance(count, out, wanted), 0, 3e-7);
         bool exact = true;
-        gg_backend_native.halve(device, n, GG_BFLOAT16, a, narrow[1], out);
-        for (size_t i = 0; i < n; ++i) exact = exact && out[i] == (a[i] + of_bfloat16(narrow[1][i])) * 0.5f;
-        CHECK(exact);
         const uint16_t *const narrow_sources[3] = {narrow[0], narrow[1], narrow[2]};
         for (size_t i = 0; i < n; ++i) {
             float sum = 0;
@@ -421,12 +418,6 @@ static void test_arenas(void) {
         for (size_t i = 0; i < n; ++i) exact = exact && out[i] == of_bfloat16(narrow[1][i]);
         CHECK(exact);
 
-        gg_backend_native.halve(device, n, GG_FLOAT32, a, c, out);
-        bool good = true;
-        for (size_t i = 0; i < n; ++i) good = good && out[i] == (a[i] + c[i]) * 0.5f;
-        CHECK(good);
-        gg_backend_native.halve(device, n, GG_FLOAT32, a, c, a);
-        CHECK(same_bits(a, out, n * 4));
         gg_backend_native.mix(device, n, GG_FLOAT32, 0.5f, a, c, out, out);
         CHECK(gg_backend_native.all_finite(device, n, out));
         const float bad[3] = {NAN, INFINITY, -INFINITY};

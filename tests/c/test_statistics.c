@@ -184,7 +184,6 @@ int main(void) {
          exact,
          0.3},
         {"gossip, weights", {.kind = GG_STRATEGY_GOSSIPGRAD, .gossip = {.exchange = GG_EXCHANGE_WEIGHTS}}, exact, 0.2},
-        {"gossip, halves", {.kind = GG_STRATEGY_GOSSIPGRAD, .gossip = {.mix = GG_MIX_HALVES}}, exact, 0.2},
         {"gossip, push-sum", {.kind = GG_STRATEGY_GOSSIPGRAD, .gossip = {.push_sum = true}}, exact, 0.2},
         {"gossip, gradients",
          {.kind = GG_STRATEGY_GOSSIPGRAD, .gossip = {.exchange = GG_EXCHANGE_GRADIENTS}},

@@ -173,16 +173,16 @@ static void test_only_marks_order_queues(void) {
 
 static void test_invalid_addresses(void) {
     const float zeros[COUNT] = {0};
-    const char *text = "strict device: halve has an address that is neither in its memory";
+    const char *text = "strict device: mix has an address that is neither in its memory";
     float own[COUNT] = {0}, *shared = NULL;
     gg_device *device = open_strict(3);
     float *a = device_floats(device, zeros);
     CHECK_OK(gg_device_share(device, own, sizeof own));
-    device->table->halve(device, COUNT, GG_FLOAT32, a, own, a);
+    device->table->mix(device, COUNT, GG_FLOAT32, 0.5f, a, own, a, a);
     gg_device_finish(device);
     CHECK_OK(gg_device_check(device));
     gg_device_unshare(device, own);
-    device->table->halve(device, COUNT, GG_FLOAT32, a, own, a);
+    device->table->mix(device, COUNT, GG_FLOAT32, 0.5f, a, own, a, a);
     CHECK_FAILS(gg_device_check(device), GG_ERROR_BACKEND, text);
     CHECK_FAILS(gg_device_read(device, own, a, sizeof own), GG_ERROR_BACKEND, text); /* and stays so */
     gg_device_free(device, a);
@@ -192,7 +192,7 @@ static void test_invalid_addresses(void) {
     a = device_floats(device, zeros);
     CHECK_OK(gg_device_alloc_host(device, sizeof own, "shared", &shared));
     gg_device_free(device, a);
-    device->table->halve(device, COUNT, GG_FLOAT32, shared, a, shared);
+    device->table->mix(device, COUNT, GG_FLOAT32, 0.5f, shared, a, shared, shared);
     CHECK_FAILS(gg_device_check(device), GG_ERROR_BACKEND, text);
     gg_device_free_host(device, shared);
     device->table->close(device);
@@ -242,7 +242,7 @@ static void test_captured_work(void) {
     CHECK(gg_device_captures(device));
     CHECK_OK(gg_device_capture_begin(device));
     gg_device_copy(device, GG_QUEUE_COMPUTE, b, pinned, sizeof values);
-    device->table->halve(device, COUNT, GG_FLOAT32, a, b, a); /* a = (a + b)/2 */
+    device->table->mix(device, COUNT, GG_FLOAT32, 0.5f, a, b, a, a); /* a = (a + b)/2 */
     gg_device_copy(device, GG_QUEUE_COPY, b, pinned, sizeof values);
     CHECK_OK(gg_device_capture_end(device, &graph));
     CHECK_OK(gg_device_read(device, values, a, sizeof values));

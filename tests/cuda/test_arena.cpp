@@ -193,9 +193,6 @@ void check_mixes(size_t n, gg_dtype wire, size_t skip) {
     gg_cuda_mix(nullptr, n, wire, 0.5f, base.gpu, received.bytes.p, sent.gpu, base.gpu);
     gg_backend_native.mix(cpu, padded(n), wire, 0.5f, base.for_cpu, received.for_cpu.p, sent.for_cpu, base.for_cpu);
     CHECK(base.equal("mix in place"));
-    gg_cuda_halve(nullptr, n, wire, base.gpu, received.bytes.p, base.gpu);
-    gg_backend_native.halve(cpu, padded(n), wire, base.for_cpu, received.for_cpu.p, base.for_cpu);
-    CHECK(base.equal("halve"));
 }
 
 void check_types(size_t n, size_t skip) {

@@ -20,17 +20,6 @@ static void arena_mix(size_t n, gg_dtype wire, float share, const float *base, c
     }
 }
 
-static void arena_halve(size_t n, gg_dtype wire, const float *own, const void *received, float *out) {
-    n = whole_lanes(n);
-    if (wire == GG_BFLOAT16) {
-        const uint16_t *r = received;
-        for (size_t i = 0; i < n; i += FLOATS) *(floats *)(out + i) = (load(own + i) + load_narrow(r + i)) * 0.5f;
-    } else {
-        const float *r = received;
-        for (size_t i = 0; i < n; i += FLOATS) *(floats *)(out + i) = (load(own + i) + load(r + i)) * 0.5f;
-    }
-}
-
 static void arena_narrow(size_t n, const float *in, uint16_t *out) {
     n = whole_lanes(n);
     for (size_t i = 0; i < n; i += FLOATS) *(halves *)(out + i) = narrowed(rounded_words(load(in + i)));
@@ -142,7 +131,6 @@ static bool all_finite_narrow(size_t n, const uint16_t *a) {
 const gg_cpu_arena GG_VARIANT(gg_cpu_arena) = {
     .update = GG_VARIANT(gg_cpu_update),
     .mix = arena_mix,
-    .halve = arena_halve,
     .narrow = arena_narrow,
     .widen = arena_widen,
     .widen_add = widen_add,

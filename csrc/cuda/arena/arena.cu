@@ -35,18 +35,6 @@ template <class Wire> struct mix_of {
     }
 };
 
-template <class Wire> struct halve_of {
-    const float *own;
-    const Wire *received;
-    float *out;
-    template <int N> __device__ __forceinline__ void run(int64_t i) const {
-        gg_pack<N> v = gg_load_pack<N>(own + i);
-        const gg_pack<N> r = gg_load_pack<N>(received + i);
-        GG_EACH_OF(N) v.at[k] = ((gg_exact{v.at[k]} + gg_exact{r.at[k]}) * gg_exact{0.5f}).v;
-        gg_store_pack(out + i, v);
-    }
-};
-
 /* Conversion between the two types. */
 template <class From, class To> struct copy_of {
     const From *in;
@@ -139,23 +127,12 @@ void mix_launch(gg_cuda_stream stream, size_t n, float share, const float *base,
     gg_each(stream, (int64_t)n, all_aligned({base, sent, out}, {}) && gg_is_aligned(received, 4 * sizeof(Wire)), f);
 }
 
-template <class Wire>
-void halve_launch(gg_cuda_stream stream, size_t n, const float *own, const void *received, float *out) {
-    const halve_of<Wire> f = {own, static_cast<const Wire *>(received), out};
-    gg_each(stream, (int64_t)n, all_aligned({own, out}, {}) && gg_is_aligned(received, 4 * sizeof(Wire)), f);
-}
-
 } // namespace
 
 void gg_cuda_mix(gg_cuda_stream stream, size_t n, gg_dtype wire, float share, const float *base, const void *received,
                  const float *sent, float *out) {
     if (wire == GG_BFLOAT16) mix_launch<gg_bfloat16>(stream, n, share, base, received, sent, out);
     else mix_launch<float>(stream, n, share, base, received, sent, out);
-}
-
-void gg_cuda_halve(gg_cuda_stream stream, size_t n, gg_dtype wire, const float *own, const void *received, float *out) {
-    if (wire == GG_BFLOAT16) halve_launch<gg_bfloat16>(stream, n, own, received, out);
-    else halve_launch<float>(stream, n, own, received, out);
 }
 
 void gg_cuda_narrow(gg_cuda_stream stream, size_t n, const float *in, uint16_t *out) {

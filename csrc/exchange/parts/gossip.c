@@ -120,7 +120,5 @@ bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, 
 
 void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const void *received, const float *sent,
                    float *out) {
-    gg_device *device = gossip->head.env.device;
-    if (gossip->options.gossip.mix == GG_MIX_HALVES) gg_codec_halve(gossip->codec, device, n, base, received, out);
-    else gg_codec_mix(gossip->codec, device, n, 0.5f, base, received, sent, out);
+    gg_codec_mix(gossip->codec, gossip->head.env.device, n, 0.5f, base, received, sent, out);
 }

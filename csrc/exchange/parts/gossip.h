@@ -82,7 +82,7 @@ void gg_gossip_updated(gg_gossip *gossip, const gg_gossip_run *piece, size_t end
 /* The part of chunk i inside a slice; false if empty. */
 bool gg_gossip_piece(const gg_gossip *gossip, int chunk, const gg_slice *slice, gg_chunk *piece);
 
-/* out = base mixed by the chosen rule with the values that a partner sent in exchange for `sent`. */
+/* out = base mixed with the values that a partner sent in exchange for `sent`. */
 void gg_gossip_mix(gg_gossip *gossip, size_t n, const float *base, const void *received, const float *sent, float *out);
 
 #endif

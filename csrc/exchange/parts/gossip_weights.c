@@ -20,8 +20,6 @@
  *
  * With an inexact codec the snapshot is rounded, and (received - rounded w)/2 is added. w has not changed since its
  * snapshot was written. So rounding it again gives the sent values without reading them. */
-#include <string.h>
-
 #include "base/memory.h"
 #include "exchange/parts/gossip.h"
 #include "exchange/parts/gossip_forms.h"
@@ -147,26 +145,6 @@ static gg_status gossip_weights_prepare(gossip_weights *g, int bucket) {
     return GG_OK;
 }
 
-/* The mix by halves exists for comparison and is a separate pass. */
-static void update_halves(gossip_weights *g, const gg_update *update) {
-    const gg_strategy_env *env = &g->gossip.head.env;
-    const size_t at = update->offset, n = update->count;
-    gg_update alone = *update;
-    memset(alone.received, 0, sizeof alone.received);
-    memset(alone.copy, 0, sizeof alone.copy);
-    for (int i = MOMENT; i < g->parts; ++i)
-        if (update->received[i] != NULL)
-            gg_gossip_mix(&g->gossip, n, g->part[i].own + at, update->received[i], NULL, g->part[i].own + at);
-    gg_updater_apply(env->updater, env->device, env->state, &alone);
-    for (int i = 0; i < g->parts; ++i) {
-        float *own = g->part[i].own + at;
-        if (i == WEIGHT && update->received[i] != NULL)
-            gg_gossip_mix(&g->gossip, n, own, update->received[i], NULL, own);
-        if (update->copy[i] == NULL) continue;
-        g->gossip.codec->encode(env->device, n, own, update->copy[i]);
-    }
-}
-
 /* Received elements that the update of a run mixes in, and the place of the run's snapshot; NULL means none. */
 static const void *gossip_weights_received(const gossip_weights *g, const exchanged *part, int chunk, size_t offset) {
     if (chunk < 0 || !gossip_weights_whole(g, part, chunk)) return NULL;
@@ -192,8 +170,7 @@ static void gossip_weights_update(gossip_weights *g, const gg_gossip_run *piece)
         update.received[i] = gossip_weights_received(g, &g->part[i], piece->last, at);
         update.copy[i] = gossip_weights_copy(g, &g->part[i], piece->current, at);
     }
-    if (g->gossip.options.gossip.mix == GG_MIX_HALVES) update_halves(g, &update);
-    else gg_updater_apply(env->updater, env->device, env->state, &update);
+    gg_updater_apply(env->updater, env->device, env->state, &update);
 }
 
 /* After the last update in a step of a chunk exchanged in the last step: releases its mixed messages. */

@@ -13,8 +13,6 @@ static gg_status check_compressed(const gg_strategy_options *options) {
                        options->gossip.hierarchical ? "hierarchical" : "push_sum");
     if (options->gossip.exchange != GG_EXCHANGE_WEIGHTS)
         return gg_fail(GG_ERROR_ARGUMENT, "exchange: only weights have copies for compression; allowed is 'weights'");
-    if (options->gossip.mix != GG_MIX_DISPLACEMENT)
-        return gg_fail(GG_ERROR_ARGUMENT, "mix: 'halves' with compression; allowed is 'displacement'");
     if (options->gossip.staleness != 0)
         return gg_fail(GG_ERROR_ARGUMENT, "staleness: %d with compression; allowed is 0", options->gossip.staleness);
     if (options->wire != GG_FLOAT32)
@@ -32,8 +30,6 @@ static gg_status gossipgrad_check(const gg_strategy_options *options, int ranks)
     if (options->gossip.push_sum && options->gossip.exchange == GG_EXCHANGE_GRADIENTS)
         return gg_fail(GG_ERROR_ARGUMENT,
                        "push_sum: True with exchange 'gradients'; allowed are 'weights+momentum' and 'weights'");
-    if (options->gossip.push_sum && options->gossip.mix == GG_MIX_HALVES)
-        return gg_fail(GG_ERROR_ARGUMENT, "push_sum: True with mix 'halves'; allowed is 'displacement'");
     if (options->gossip.slices > 1 && options->compression.active)
         return gg_fail(GG_ERROR_ARGUMENT,
                        "slices: %d with compression, which needs a copy of whole weights; allowed is 1",
@@ -95,7 +91,6 @@ static bool gossipgrad_modelled(const gg_strategy_options *options) {
 }
 
 static const char *const exchange_names[GG_EXCHANGE_COUNT] = {"weights+momentum", "weights", "gradients"};
-static const char *const mix_names[GG_MIX_COUNT] = {"displacement", "halves"};
 
 static const gg_option options[] = {
     GG_OPTIONS_PARTNERS,
@@ -106,7 +101,6 @@ static const gg_option options[] = {
     GG_STRATEGY_OPTION(GG_OPTION_INT, "slices", gossip.slices,
                        "exchange one of this many slices of every bucket a step", .bounds = GG_FROM_TO(1, INT_MAX),
                        .unset = "1, with --exchange slices 8"),
-    GG_STRATEGY_NAMES("mix", gossip.mix, "how received weights are mixed in", mix_names),
     GG_STRATEGY_FLAG("hierarchical", gossip.hierarchical, "all-reduce inside a node, gossip between nodes", false),
     GG_STRATEGY_OPTION(GG_OPTION_INT, "ranks_per_node", gossip.ranks_per_node,
                        "with --hierarchical: the size of a node", .bounds = GG_FROM_TO(1, INT_MAX),

@@ -88,11 +88,6 @@ static PyObject *kernel(gg_device *device, const char *name, Py_ssize_t n, Py_ss
         table->mix(device, size, wire, (float)number[0], in[0], as_wire(device, wire, buffer[1], size), in[2], out);
         return array_copy(out, n);
     }
-    if (strcmp(name, "halve") == 0) {
-        const gg_dtype wire = number[0] != 0 ? GG_BFLOAT16 : GG_FLOAT32;
-        table->halve(device, size, wire, in[0], as_wire(device, wire, buffer[1], size), out);
-        return array_copy(out, n);
-    }
     if (strcmp(name, "narrow") == 0) {
         uint16_t *narrow = (uint16_t *)outs[1];
         table->narrow(device, size, in[0], narrow);
@@ -120,11 +115,10 @@ static PyObject *kernel(gg_device *device, const char *name, Py_ssize_t n, Py_ss
     }
     if (strcmp(name, "sum_squares") == 0) return PyFloat_FromDouble(table->sum_squares(device, size, in[0], in[1]));
     if (strcmp(name, "all_finite") == 0) return PyBool_FromLong(table->all_finite(device, size, in[0]));
-    return PyErr_Format(
-        PyExc_ValueError,
-        "name: '%s'; allowed are update, mix, halve, narrow, narrow_difference, weighted_sum, narrow_sum, "
-        "sum_squares, all_finite",
-        name);
+    return PyErr_Format(PyExc_ValueError,
+                        "name: '%s'; allowed are update, mix, narrow, narrow_difference, weighted_sum, narrow_sum, "
+                        "sum_squares, all_finite",
+                        name);
 }
 
 PyObject *gg_test_run_kernel(PyObject *module, PyObject *args, PyObject *kwargs) {

@@ -219,19 +219,6 @@ static void strict_mix(gg_device *head, size_t n, gg_dtype wire, float share, co
     give_work(head, "mix");
 }
 
-static gg_status run_halve(gg_strict *device, gg_strict_work *work) {
-    const gg_strict_arrays *w = &work->as.arrays;
-    native_of(device)->halve(device->native, w->n, w->wire, w->in[0], w->in[1], w->out[0]);
-    return GG_OK;
-}
-
-static void strict_halve(gg_device *head, size_t n, gg_dtype wire, const float *own_values, const void *received,
-                         float *out) {
-    gg_strict_arrays *own = new_arrays(head, run_halve, n, IN(own_values, received), OUT(out));
-    own->wire = wire;
-    give_work(head, "halve");
-}
-
 static gg_status run_narrow(gg_strict *device, gg_strict_work *work) {
     const gg_strict_arrays *w = &work->as.arrays;
     native_of(device)->narrow(device->native, w->n, w->in[0], w->out[0]);
@@ -513,7 +500,6 @@ const gg_backend gg_backend_strict = {
     .loss = strict_loss,
     .update = strict_update,
     .mix = strict_mix,
-    .halve = strict_halve,
     .narrow = strict_narrow,
     .widen = strict_widen,
     .widen_add = strict_widen_add,
