@@ -1,6 +1,7 @@
 #include "nn/graph.h"
 
 #include <float.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -108,6 +109,17 @@ static gg_status check_dtype(const gg_layer_type *type, int i, const gg_node *in
                    gg_dtype_name(input->dtype), input->desc.name);
 }
 
+static gg_status check_init(const gg_init *init, const char *what) {
+    if ((int)init->kind < 0 || init->kind >= GG_INIT_COUNT)
+        return gg_fail(GG_ERROR_ARGUMENT, "%s: unknown kind %d", what, (int)init->kind);
+    if (init->kind != GG_INIT_UNIFORM && init->kind != GG_INIT_NORMAL && init->kind != GG_INIT_CONSTANT) return GG_OK;
+    if (!isfinite(init->value))
+        return gg_fail(GG_ERROR_ARGUMENT, "%s: the value must be finite, got %g", what, init->value);
+    if (init->kind != GG_INIT_CONSTANT && init->value < 0)
+        return gg_fail(GG_ERROR_ARGUMENT, "%s: the bound or deviation must not be negative, got %g", what, init->value);
+    return GG_OK;
+}
+
 static gg_status graph_infer(const gg_graph *graph, const gg_layer_type *type, const gg_layer_desc *desc,
                              const gg_shape *shape, int inputs, const int *input, gg_shape *out) {
     const gg_node *node[GG_MAX_INPUTS + 1] = {0};
@@ -134,6 +146,8 @@ static gg_status graph_infer(const gg_graph *graph, const gg_layer_type *type, c
         GG_TRY(check_dtype(type, i, node[i]));
     }
     GG_TRY(gg_options_check(gg_layer_options(desc->kind), desc));
+    GG_TRY(check_init(&desc->weight_init, "weight_init"));
+    GG_TRY(check_init(&desc->bias_init, "bias_init"));
     *out = node[0]->shape;
     if (type->infer != NULL) GG_TRY(type->infer(desc, node, out));
     return check_shape(out);

@@ -98,7 +98,4 @@ int gg_layer_weight_and_bias(const gg_layer_desc *desc, const gg_shape *shape, i
 /* SLICE's range on an input of this shape: axis and places counted from the first, none outside. */
 gg_range gg_slice_range(const gg_layer_desc *desc, const gg_shape *shape);
 
-/* Checks an initialiser; `what` is "weight_init" or "bias_init". */
-gg_status gg_init_check(const gg_init *init, const char *what);
-
 #endif

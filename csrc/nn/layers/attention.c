@@ -37,7 +37,6 @@ static gg_status multi_head_infer(const gg_layer_desc *desc, const gg_node *cons
     char text[GG_SHAPE_TEXT];
     gg_node packed = *input[0];
     const gg_node *const inner[3] = {&packed, input[1], NULL};
-    GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
     if (packed.shape.dims != 2 || packed.shape.size[1] != desc->outputs)
         return gg_fail(GG_ERROR_SHAPE, "input must be (positions, %lld), got %s from '%s'", (long long)desc->outputs,
                        gg_shape_text(&packed.shape, text), packed.desc.name);

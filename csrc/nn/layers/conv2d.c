@@ -9,8 +9,6 @@ static const gg_option options[] = {GG_LAYER_OUTPUTS,
 
 static gg_status conv2d_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
-    GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
-    GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
     GG_TRY(gg_window_infer(&desc->conv.window, false, input[0], out));
     int64_t channels = input[0]->shape.size[0];
     if (channels % desc->conv.groups != 0 || desc->outputs % desc->conv.groups != 0)

@@ -11,8 +11,7 @@ static const gg_option embedding_options[] = {
 static const gg_option position_options[] = {
     GG_LAYER_NUMBER("numbers", INT64, embedding.numbers, 0, GG_FROM_TO(0, INT32_MAX)), {.name = NULL}};
 
-static gg_status check_table(const gg_init *init, int64_t numbers, int64_t features) {
-    GG_TRY(gg_init_check(init, "weight_init"));
+static gg_status check_table(int64_t numbers, int64_t features) {
     if (features > GG_MAX_SAMPLE / numbers)
         return gg_fail(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)", (long long)numbers,
                        (long long)features, (long long)GG_MAX_SAMPLE);
@@ -31,7 +30,7 @@ static int table_of(const gg_layer_desc *desc, int64_t numbers, int64_t features
 
 static gg_status embedding_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
-    GG_TRY(check_table(&desc->weight_init, desc->embedding.numbers, desc->outputs));
+    GG_TRY(check_table(desc->embedding.numbers, desc->outputs));
     if (out->dims == GG_MAX_DIMS)
         return gg_fail(GG_ERROR_SHAPE, "input must have at most %d axes, got %s from '%s'", GG_MAX_DIMS - 1,
                        gg_shape_text(out, text), input[0]->desc.name);
@@ -59,7 +58,7 @@ static gg_status position_embedding_infer(const gg_layer_desc *desc, const gg_no
         return gg_fail(GG_ERROR_SHAPE, "input must be (positions, features), got %s from '%s'",
                        gg_shape_text(out, text), input[0]->desc.name);
     const int64_t numbers = rows_of_positions(desc, out);
-    GG_TRY(check_table(&desc->weight_init, numbers, out->size[1]));
+    GG_TRY(check_table(numbers, out->size[1]));
     if (numbers < out->size[0])
         return gg_fail(GG_ERROR_SHAPE, "the table has %lld positions, the input %s from '%s' has %lld",
                        (long long)numbers, gg_shape_text(out, text), input[0]->desc.name, (long long)out->size[0]);

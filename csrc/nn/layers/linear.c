@@ -7,8 +7,6 @@ static int64_t last_size(const gg_shape *shape) { return shape->size[shape->dims
 
 static gg_status linear_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     const int64_t features = last_size(&input[0]->shape);
-    GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
-    GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
     if (desc->outputs > GG_MAX_SAMPLE / features)
         return gg_fail(GG_ERROR_SHAPE, "the weight (%lld, %lld) has too many values (at most %lld)",
                        (long long)desc->outputs, (long long)features, (long long)GG_MAX_SAMPLE);

@@ -14,8 +14,6 @@ static const gg_option options[] = {GG_LAYER_OUTPUTS,
 static gg_status lstm_infer(const gg_layer_desc *desc, const gg_node *const *input, gg_shape *out) {
     char text[GG_SHAPE_TEXT];
     const gg_shape *shape = &input[0]->shape;
-    GG_TRY(gg_init_check(&desc->weight_init, "weight_init"));
-    GG_TRY(gg_init_check(&desc->bias_init, "bias_init"));
     if (shape->dims != 2)
         return gg_fail(GG_ERROR_SHAPE, "input must be (positions, features), got %s from '%s'",
                        gg_shape_text(shape, text), input[0]->desc.name);

@@ -27,7 +27,6 @@ static gg_status pool2d_infer(const gg_layer_desc *desc, const gg_node *const *i
                            "input %s from '%s'",
                            (long long)window->dilation[i], (long long)window->kernel[i], (long long)window->padding[i],
                            i == 0 ? "height" : "width", gg_shape_text(&input[0]->shape, text), input[0]->desc.name);
-    out->size[0] = input[0]->shape.size[0];
     return GG_OK;
 }
 

@@ -6,7 +6,6 @@ gg_status gg_window_infer(const gg_window *window, bool ceil_mode, const gg_node
     if (input->shape.dims != 3)
         return gg_fail(GG_ERROR_SHAPE, "input must be (channels, height, width), got %s from '%s'",
                        gg_shape_text(&input->shape, text), input->desc.name);
-    out->dims = 3;
     for (int i = 0; i < 2; i++) {
         if (window->dilation[i] * (window->kernel[i] - 1) >= GG_MAX_WINDOW)
             return gg_fail(GG_ERROR_ARGUMENT, "kernel %lld with dilation %lld (%s) is too large",
