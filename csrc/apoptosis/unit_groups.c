@@ -218,8 +218,9 @@ static void find_sink(gg_unit_search *s, int node, gg_unit_reader *reader) {
     reader->bias = it->desc.bias ? first + (it->desc.kind == GG_LAYER_LSTM ? 2 : 1) : -1;
     for (int i = node + 1; reader->bias < 0 && s->readers[node] == 1 && i < gg_graph_nodes(s->graph); i++) {
         const gg_node *norm = gg_graph_node(s->graph, i);
-        if (norm->inputs != 1 || norm->input[0] != node || !norm->desc.batch_norm.track_statistics) continue;
+        if (norm->inputs != 1 || norm->input[0] != node) continue;
         if (norm->desc.kind != GG_LAYER_BATCH_NORM1D && norm->desc.kind != GG_LAYER_BATCH_NORM2D) continue;
+        if (!norm->desc.batch_norm.track_statistics) continue;
         const int count = gg_graph_layer_parameters(s->graph, norm->layer, &first);
         for (int k = first; k < first + count; k++)
             if (strstr(gg_graph_parameter(s->graph, k)->name, ".running_mean") != NULL) reader->bias = k;
