@@ -203,6 +203,7 @@ gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **ou
     GG_TRY(gg_calloc(1, sizeof *made, "net transport", &made));
     made->transport = (gg_transport){.table = &tables[net->places == net->size],
                                      .rank = net->rank,
+                                     .identity = net->rank,
                                      .size = net->size,
                                      .node_of = net->node_of,
                                      .timeout = timeout,
