@@ -2,6 +2,7 @@
 
     python benchmarks/exchange.py --torch-reference ../shared/bench/torch_reference.py
     python benchmarks/exchange.py --networks convnet --steps 10 --rounds 3
+    python benchmarks/exchange.py --transport mpi net --only gossipgrad allreduce
     python benchmarks/exchange.py --networks resnet20 googlenet vgg16 --steps 1 --blocks 12 --rounds 2 --only gossipgrad
 
 Every round runs each contestant once, one after the other, as `--ranks` pinned processes, and the figure is the median
@@ -85,9 +86,9 @@ def worker(network: str, name: str, keywords: dict, steps: int, blocks: int) -> 
         print(json.dumps(result), flush=True)
 
 
-def ours(arguments: argparse.Namespace, network: str, label: str) -> dict:
+def ours(arguments: argparse.Namespace, network: str, label: str, transport: str) -> dict:
     task = json.dumps([network, *OURS[label], arguments.steps, arguments.blocks])
-    command = [sys.executable, "-m", "gossipgrad", "run", "-n", str(arguments.ranks)]
+    command = [sys.executable, "-m", "gossipgrad", "run", "--transport", transport, "-n", str(arguments.ranks)]
     return one_json_line([*command, os.path.abspath(__file__), "--worker", task], ENVIRONMENT)
 
 
@@ -97,6 +98,10 @@ def peer(arguments: argparse.Namespace, network: str) -> dict:
     command += ["--channels-last", "--warmup", "10", "--steps", str(arguments.steps * arguments.blocks)]
     line = one_json_line(command, ENVIRONMENT)
     return {**line, "ratio": line["efficiency_exchange_only"], "ms_strategy": line["ms_median"]}
+
+
+def shown(label: str, transport: str) -> str:
+    return label if transport == "mpi" else f"{label}, {transport}"
 
 
 def lowest_quarter(line: dict) -> float:
@@ -112,6 +117,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["lenet", "cifar_quick"])
     parser.add_argument("--only", nargs="+", choices=[*OURS, PEER], help="contestants; default: all")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--transport", nargs="+", choices=["mpi", "net"], default=["mpi"], help="one after the other")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40, help="of a block")
     parser.add_argument("--blocks", type=int, default=9, help="with the strategy, of a run; as many without")
@@ -128,12 +134,14 @@ def main() -> None:
         wanted = arguments.only or [*OURS, PEER]
         if arguments.torch_reference is None or NETWORKS[network][1] is None:
             wanted = [label for label in wanted if label != PEER]
-        found: dict[str, list[dict]] = {label: [] for label in wanted}
+        contestants = [(label, by) for label in wanted for by in arguments.transport[: 1 if label == PEER else None]]
+        contestants = [one for one in contestants if one != ("allreduce, mpi", "net")]  # MPI's own sums
+        found: dict[str, list[dict]] = {shown(*one): [] for one in contestants}
         for i in range(arguments.rounds):
-            for label in wanted:
-                line = peer(arguments, network) if label == PEER else ours(arguments, network, label)
-                found[label].append(line)
-                records.append({"who": label, "round": i, "network": network, **line})
+            for label, by in contestants:
+                line = peer(arguments, network) if label == PEER else ours(arguments, network, label, by)
+                found[shown(label, by)].append(line)
+                records.append({"who": shown(label, by), "round": i, "network": network, **line})
         print(f"\n{network}, {arguments.ranks} ranks: medians of {arguments.rounds} rounds")
         print(f"{'':32}{'ratio':>7}{'ms/step':>9}{'lowest quarter':>16}   ratios of the rounds")
         for label, lines in found.items():

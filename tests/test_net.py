@@ -1,9 +1,10 @@
-"""Ranks without MPI (gossipgrad run --transport net): the bits of the virtual cluster, ends of ranks, authentication."""
+"""Ranks without MPI (gossipgrad run --transport net): bits of the virtual cluster, ends of ranks, authentication."""
 
 import dataclasses
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -14,7 +15,6 @@ import pytest
 import test_mpi
 from conftest import ROOT, own_lines, run_group
 
-import gossipgrad as gg
 from gossipgrad.errors import CommunicationError
 from gossipgrad.launch import net, net_launcher, start
 
@@ -136,11 +136,21 @@ def test_however_one_rank_ends_all_end(end, nodes, netrun):
     assert word in done.stderr and done.stderr.count("on purpose") <= 2  # a traceback has the line, and the error
 
 
+def test_lines_of_ranks_do_not_mix(netrun):
+    """Each rank writes its lines in pieces; the last one without an end."""
+    text = HEAD + (
+        "for i in range(200):\n"
+        "    os.write(1, f'rank {team.rank} '.encode())\n"
+        "    os.write(1, b'line\\n')\n"
+        "if team.rank == 0: os.write(1, b'end')\n"
+    )
+    lines = netrun(2, text).stdout.replace("end", "").splitlines()
+    assert sorted(filter(None, lines)) == ["rank 0 line"] * 200 + ["rank 1 line"] * 200
+
+
 def test_a_signal_ends_all(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(HEAD + "print('here', flush=True)\nwhile True: team.allreduce(x)\n")
-    import subprocess
-
     process = subprocess.Popen(
         [*RUN, "-n", "2", str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )

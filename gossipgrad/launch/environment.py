@@ -118,8 +118,10 @@ def wants_graphs() -> bool:
 
 def local_rank() -> int:
     """This process's number among the ranks of its node, from the launcher; 0 without."""
-    names = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "GOSSIPGRAD_NET_LOCAL_RANK")
-    names += ("SLURM_LOCALID",)
+    names = (
+        *("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK"),
+        *("GOSSIPGRAD_NET_LOCAL_RANK", "SLURM_LOCALID"),
+    )
     found = (os.environ.get(name, "") for name in names)
     return next((int(text) for text in found if text.isdigit()), 0)
 

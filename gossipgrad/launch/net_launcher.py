@@ -21,13 +21,16 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
+from typing import IO
 
 VARIABLE = "GOSSIPGRAD_NET"
 RING_BYTES = 1 << 17
 _SEGMENT_MAX = 1 << 45  # bytes of address space of a node's memory
 _HUGE_PAGE = 2 << 20
 _TO_END = 1.0  # seconds from SIGTERM to SIGKILL
+_TO_READ = 2.0  # seconds for output to arrive after the ranks: their own children may keep the pipes open
 SAVED = 75  # exit code of a rank that has saved, and is to be resumed
 _PR_SET_PDEATHSIG = 1
 
@@ -50,6 +53,38 @@ def _heap_bytes(ranks: int) -> int:
     return min(host, _SEGMENT_MAX // ranks) // _HUGE_PAGE * _HUGE_PAGE
 
 
+class Output:
+    """Passes on what ranks print, in whole lines, so that lines of several ranks do not mix."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.lock = threading.Lock()
+        self.pipes: list[IO[bytes]] = []
+        self.threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        self.threads = [threading.Thread(target=self._pass_on, args=(one,), daemon=True) for one in self.pipes]
+        for thread in self.threads:
+            thread.start()
+
+    def _pass_on(self, pipe: IO[bytes]) -> None:
+        kept = b""
+        with contextlib.suppress(OSError), pipe:  # without a reader the ranks' pipe ends as well
+            while text := os.read(pipe.fileno(), 65536):
+                whole, newline, kept = (kept + text).rpartition(b"\n")
+                self._write(whole + newline)
+            self._write(kept)
+
+    def _write(self, text: bytes) -> None:
+        with self.lock:
+            while text:
+                text = text[os.write(self.descriptor, text) :]
+
+    def end(self) -> None:
+        for thread in self.threads:
+            thread.join(_TO_READ)
+
+
 class Job:
     """The processes of a job."""
 
@@ -61,6 +96,7 @@ class Job:
         self.running: dict[int, int] = {}  # process: rank
         self.code = 0
         self.deadline: float | None = None  # of ranks that were asked to end
+        self.outputs = {fd: Output(fd) for fd in (1, 2) if not os.isatty(fd)}
 
     def start(self, mask: set[int]) -> None:
         several = len(self.memory) > 1
@@ -97,13 +133,21 @@ class Job:
                 self.arguments.command,
                 env=environ,
                 stdin=None if self.arguments.stdin and rank == 0 else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if 1 in self.outputs else None,
+                stderr=subprocess.PIPE if 2 in self.outputs else None,
+                bufsize=0,
                 pass_fds=[fd for fd in (own["memory"], listener) if fd >= 0],
                 preexec_fn=prepare,
             )
             process.returncode = 0  # waited for here alone
             self.running[process.pid] = rank
+            for fd, pipe in ((1, process.stdout), (2, process.stderr)):
+                if pipe is not None:
+                    self.outputs[fd].pipes.append(pipe)
         for one in listeners:
             one.close()
+        for output in self.outputs.values():  # threads, so only after the last process was started
+            output.start()
 
     def send(self, number: int) -> None:
         for process in self.running:
@@ -137,7 +181,8 @@ class Job:
             how = f"ended with exit code {code}"
             if code < 0:
                 how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
-            print(f"gossipgrad: rank {rank} {how}: this ends all ranks", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                print(f"gossipgrad: rank {rank} {how}: this ends all ranks", file=sys.stderr, flush=True)
         self.end(code if code > 0 else 128 - code)
 
     def wait(self, signals: set[int]) -> int:
@@ -153,6 +198,8 @@ class Job:
             self.reap()
             if self.deadline is not None and time.monotonic() > self.deadline:
                 self.send(signal.SIGKILL)
+        for output in self.outputs.values():
+            output.end()
         return self.code
 
 
