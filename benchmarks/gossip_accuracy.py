@@ -100,7 +100,7 @@ def rows(runs: list[Record]) -> Iterable[list[str]]:
         ]
 
 
-SHOWN = {"allreduce": "all-reduce", "auto": "auto: nodes", "gossipgrad": "GossipGraD"}
+SHOWN = {"allreduce": "all-reduce", "auto": "auto: nodes of 8", "gossipgrad": "GossipGraD"}
 NAMES = {"batch": "BatchNorm", "group": "GroupNorm", "none": "none"}
 
 
@@ -146,7 +146,11 @@ def plot_cost(path: str, runs: list[Record]) -> None:
         axes.plot(x, y, "os"[at], color=drawing.colour(at), ms=6, label=NAMES[norm])
         if norm == "batch":
             for place, height, name in {point[2]: point for point in sorted(points)}.values():
-                axes.annotate(name, (place, height), (0, 9), textcoords="offset points", color=drawing.INK, size=8)
+                away, side = {"nodes of 8": ((9, -4), "left"), "3 rounds": ((-7, 2), "right")}.get(
+                    name, ((0, 9), "left")
+                )
+                look = {"textcoords": "offset points", "color": drawing.INK, "size": 8, "ha": side}
+                axes.annotate(name, (place, height), away, **look)
     end = math.sqrt(variances["weights alone"])
     axes.plot([0, end], [0, gg.strategies.auto.POINTS[True] * end], "-", color=drawing.INK, label="estimate")
     axes.set(xlim=(0, 1.15 * end), ylim=(0, None), xlabel="spread of the replicas, by theory", ylabel="gap, points")
