@@ -165,56 +165,73 @@ def test_a_signal_ends_all(tmp_path):
 # ---- authentication
 
 
-def pair(secret, other_secret):
-    """The handshakes of two ranks of two nodes, on threads: (outcomes, who listens)."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    addresses = [one.getsockname() for one in listeners]
-    outcome = [None, None]
+@pytest.fixture
+def handshakes(monkeypatch):
+    """handshakes(secret of rank 0, secret of rank 1): of two ranks of two nodes; and the lines that they print."""
+    said: list[str] = []
+    monkeypatch.setattr(net, "_say", said.append)
+    made = []
 
-    def run(rank, own):
-        facts = {"rank": rank, "size": 2, "nodes": [0, 1], "addresses": addresses, "secret": own.hex()}
-        try:
-            outcome[rank] = net._Handshakes({**facts, "listener": listeners[rank].detach()}, 0.5).run()
-        except CommunicationError as error:
-            outcome[rank] = error
+    def make(*secrets):
+        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in secrets]
+        facts = {"size": 2, "nodes": [0, 1], "addresses": [one.getsockname() for one in listeners]}
+        for rank, secret in enumerate(secrets):
+            own = {"rank": rank, "secret": secret.hex(), "listener": listeners[rank].detach()}
+            made.append(net._Handshakes({**facts, **own}, 60.0))
+        return [*made, said]
 
-    return addresses, outcome, [threading.Thread(target=run, args=args) for args in ((0, secret), (1, other_secret))]
+    yield make
+    for one in made:
+        one.listener.close()
 
 
-def test_ranks_that_know_the_secret_meet_and_strangers_are_dropped(capfd, monkeypatch):
-    monkeypatch.setattr(net, "_TO_PROVE", 0.2)
-    addresses, outcome, threads = pair(b"s" * 32, b"s" * 32)
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert condition()
+
+
+def test_ranks_that_know_the_secret_meet_and_strangers_are_dropped(handshakes):
+    zero, one, said = handshakes(b"s" * 32, b"s" * 32)
+    found = {}
+    threads = [threading.Thread(target=lambda own=own: found.update(own.run())) for own in (zero, one)]
     threads[0].start()
     hello = net._HELLO + (1).to_bytes(4, "little") + bytes(32)
-    for said in (b"GET / HTTP/1.1\r\n" * 10, net._HELLO, net._HELLO + bytes(40), hello + bytes(32)):
-        with socket.create_connection(addresses[0]) as stranger:
-            stranger.sendall(said)
-            if said.startswith(hello):
+    for text in (b"GET / HTTP/1.1\r\n" * 10, net._HELLO, net._HELLO + bytes(40), hello + bytes(32)):
+        with socket.create_connection(zero.addresses[0]) as stranger:
+            stranger.sendall(text)
+            if text.startswith(hello):
                 net._receive(stranger, 64)
-    deadline = time.monotonic() + 10
-    dropped = ""
-    while dropped.count("dropped a connection from 127.0.0.1") < 4 and time.monotonic() < deadline:
-        dropped += capfd.readouterr().err
-        time.sleep(0.01)
+    wait_for(lambda: len(said) == 4)
+    assert all("rank 0 dropped a connection from 127.0.0.1:" in one for one in said)
     threads[1].start()
-    for one in threads:
-        one.join()
-    assert outcome[0].keys() == {1} and outcome[1].keys() == {0}
-    outcome[0][1].sendall(b"whole")
-    assert net._receive(outcome[1][0], 5) == b"whole"
-    assert "does not know this job's secret" in dropped and "is no rank of this job" in dropped
-    for one in (outcome[0][1], outcome[1][0]):
-        one.close()
+    for thread in threads:
+        thread.join()
+    assert found.keys() == {0, 1}
+    found[1].sendall(b"whole")
+    assert net._receive(found[0], 5) == b"whole"
+    whole = " ".join(said)
+    assert "it does not know this job's secret" in whole and whole.count("it is no rank of this job") == 2
+    for connection in found.values():
+        connection.close()
 
 
-def test_a_bad_secret_is_refused_by_both_sides(capfd):
-    _, outcome, threads = pair(b"s" * 32, b"t" * 32)
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert "waited 0.5 s for rank 1" in str(outcome[0])
-    assert "does not know this job's secret, so it is not rank 0" in str(outcome[1])
+def test_a_bad_secret_is_refused_by_both_sides(handshakes):
+    zero, one, said = handshakes(b"s" * 32, b"t" * 32)
+    threading.Thread(target=zero._listen, daemon=True).start()
+    with pytest.raises(CommunicationError, match="does not know this job's secret, so it is not rank 0"):
+        one.run()
+    wait_for(lambda: len(said) == 1)
+    assert zero.came.empty()
+    zero.listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_rank_that_does_not_connect_is_named(handshakes):
+    zero, _, _ = handshakes(b"s" * 32, b"s" * 32)
+    zero.timeout, zero.deadline = 0.05, time.monotonic() + 0.05
+    with pytest.raises(CommunicationError, match="rank 0: waited 0.05 s for rank 1, which is on another node"):
+        zero.run()
 
 
 # ---- the command line

@@ -114,6 +114,7 @@ class _Handshakes:
 
     def _connect(self, other: int) -> socket.socket:
         """To a rank that listens; it answers when it makes its own links."""
+        one: socket.socket | None = None
         try:
             one = socket.create_connection(self.addresses[other], timeout=self._left())
             own = secrets.token_bytes(_NONCE)
@@ -126,13 +127,17 @@ class _Handshakes:
                     f"is not rank {other}"
                 )
             one.sendall(self.proof(b"connects", self.rank, other, nonces))
+            made, one = one, None
+            return made
         except TimeoutError:
             raise self._late(other) from None
         except (OSError, EOFError) as error:
             raise CommunicationError(
                 f"rank {self.rank} waits for rank {other}, which has ended before it had connected ({error})"
             ) from error
-        return one
+        finally:
+            if one is not None:
+                one.close()
 
     def _listen(self) -> None:
         while True:
@@ -156,14 +161,14 @@ class _Handshakes:
                 raise EOFError("it does not know this job's secret")
         except (OSError, EOFError) as error:
             one.close()
-            with contextlib.suppress(OSError, ValueError):
-                print(
-                    f"gossipgrad: rank {self.rank} dropped a connection from {address[0]}:{address[1]}: {error}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            _say(f"rank {self.rank} dropped a connection from {address[0]}:{address[1]}: {error}")
             return
         self.came.put((other, one))
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"gossipgrad: {text}", file=sys.stderr, flush=True)
 
 
 def _receive(one: socket.socket, count: int) -> bytes:
