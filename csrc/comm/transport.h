@@ -1,6 +1,6 @@
-/* The transport: messages between the ranks of a group. One table, two implementations (MPI and virtual).
+/* The transport: messages between the ranks of a group. One table: MPI, net, virtual.
  *
- * Point-to-point only. comm/collective.h and comm/allreduce.h build collectives on it with one fixed order, so both
+ * Point-to-point only. comm/collective.h and comm/allreduce.h build collectives on it with one fixed order, so all
  * implementations give equal bits. Only sums may use a library's own collective (gg_sum). A transport belongs to one
  * rank and is used by its thread alone.
  *
