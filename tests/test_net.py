@@ -107,6 +107,29 @@ def nothing_left(run):
     return done
 
 
+CALLS = """
+import numpy as np, gossipgrad as gg
+team = gg.Team()
+rows = {"w": np.full((2, 3), float(team.rank), np.float32)}
+x = gg.Exchange(rows, strategy=gg.AllReduce(), optimizer=gg.SGD(lr=1.0, momentum=0.0))
+x.gradients["w"][:] = team.rank
+x.step()
+told = [team.allgather(team.each(lambda rank: np.arange(2) + rank)).tolist(), x.weights["w"].tolist()]
+for comm in (gg.VirtualCluster(2), type("Comm", (), {"py2f": lambda self: 7})()):
+    try: told.append(gg.Team(comm).size)
+    except TypeError as error: told.append("without MPI" in str(error))
+try: gg.Exchange(rows, strategy=gg.AllReduce(collectives="mpi"))
+except ValueError as error: told.append("not MPI alone" in str(error))
+if team.rank == 0: print(json.dumps(told))
+"""
+
+
+def test_teams_and_exchanges(netrun):
+    mean = [[-0.5] * 3] * 2
+    found = test_mpi.answers(netrun(2, "import json\n" + CALLS, "--nodes", "2"))
+    assert found == [[[0, 1], [1, 2]], mean, 2, True, True]
+
+
 # ---- ends
 
 HEAD = "import os, sys, time, signal\nimport numpy as np\nimport gossipgrad as gg\nteam = gg.Team()\nx = np.ones(3)\n"
