@@ -133,7 +133,7 @@ class SGD(Optimizer):
                   not count. Strategies that average gradients (AllReduce, LayerwiseAllReduce, OverlappedAveraging,
                   GossipGraD(exchange="gradients")) clip the averaged ones, hierarchical GossipGraD those of a node, all
                   others each rank's own. Updates, and messages after them, then wait for the end of the backward pass.
-                  At staleness 0 exchange="gradients" also waits for the partner. A NaN norm makes all weights NaN, an
+                  exchange="gradients" also waits for the partner. A NaN norm makes all weights NaN, an
                   infinite norm those whose gradient is infinite; StopOnNaN ends the run at the next loss.
 
     Layers may have factors of lr and weight_decay of their own: gossipgrad.Conv2d(..., lr=(1, 2)).
@@ -230,8 +230,7 @@ class Lion(Optimizer):
 
     It stores one moment, half of Adam's. The sign makes the update sensitive to averaging: signs of a mean of
     gradients are not the mean of signs. So strategies that average gradients and those that average weights differ more
-    than with SGD. AdaComp(local_momentum=True) is refused: its momentum comes before the sum, the sign after it. A
-    gradient that arrives late (exchange="gradients", staleness 1) changes m alone.
+    than with SGD. AdaComp(local_momentum=True) is refused: its momentum comes before the sum, the sign after it.
     """
 
     name: ClassVar[str] = "lion"

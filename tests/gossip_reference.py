@@ -240,14 +240,7 @@ class Simulation:
 
     def _step_of_gradients(self, gradients):
         sources = self.sources()
-        if self.strategy.staleness == 0:
-            self.update(self.mixed(gradients, sources, gradients))
-            return
-        used = gradients
-        if self.pending is not None:
-            used = self.mixed(gradients, self.pending[0], self.pending[1])
-        self.update(used)
-        self.pending = (sources, gradients.copy())
+        self.update(self.mixed(gradients, sources, gradients))
 
     def settle_moments(self):
         """Mixes the moments in flight."""
@@ -260,7 +253,7 @@ class Simulation:
             self.v, self.s = (self.mixed(one, self.pending[0], o, self.t - 1) for one, o in ((self.v, v), (self.s, s)))
 
     def settle(self):
-        """Mixes what is in flight. A gradient that comes late counts as if in time, with Adam and Lion for v alone."""
+        """Mixes what is in flight."""
         self.settle_moments()
         if self.pending is None:
             return
@@ -269,18 +262,6 @@ class Simulation:
             self.w = self.w + pending
             return
         sources, sent = pending
-        if self.strategy.exchange == "gradients":
-            late, o = (sent[sources] - sent) / 2, self.optimizer
-            if isinstance(o, gg.Adam):
-                self.v = self.v + (1 - o.beta1) * late
-                return
-            if isinstance(o, gg.Lion):
-                self.v = self.v + (1 - o.betas[1]) * late
-                return
-            if o.momentum:
-                self.v = self.v + late
-            self.w = self.w - o.lr * late * (1 + o.momentum if o.nesterov else 1)
-            return
         self.w = self.mixed(self.w, sources, sent, self.t - 1)
 
 

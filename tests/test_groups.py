@@ -15,7 +15,6 @@ STRATEGIES = {
     "weights": gg.GossipGraD(exchange="weights", wire_dtype="bfloat16"),
     "narrow": gg.GossipGraD(staleness=1, wire_dtype="bfloat16"),
     "gradients": gg.GossipGraD(exchange="gradients"),
-    "late gradients": gg.GossipGraD(exchange="gradients", staleness=1),
     "push-sum": gg.GossipGraD(push_sum=True, topology="ring", wire_dtype="bfloat16"),
     "hierarchical": gg.GossipGraD(hierarchical=True, ranks_per_node=2),
     "allreduce": gg.AllReduce(),

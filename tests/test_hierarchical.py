@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from gossip_reference import Gradients, Simulation, assert_steady, randomise, small_batches, small_net, state, unflat
-from test_strategies import CUTS, OPTIMIZERS, trainer_of
+from test_strategies import CUTS, FORMS, OPTIMIZERS, trainer_of
 
 import gossipgrad as gg
 from gossipgrad import _core
@@ -34,8 +34,7 @@ def test_one_node_is_allreduce_bit_for_bit(p, staleness, cut):
         assert run(strategy, p) == run(gg.AllReduce(), p)
 
 
-@pytest.mark.parametrize("exchange", ["weights+momentum", "weights", "gradients"])
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(("exchange", "staleness"), FORMS)
 @pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
 def test_nodes_of_one_rank_are_plain_gossip_bit_for_bit(p, staleness, exchange):
     options = {"staleness": staleness, "exchange": exchange, **list(CUTS.values())[p % 3]}
@@ -168,7 +167,7 @@ def test_traffic_between_and_inside_nodes():
 
 
 @pytest.mark.core(1)
-@pytest.mark.parametrize("options", [{}, {"staleness": 1}, {"exchange": "gradients", "staleness": 1}], ids=repr)
+@pytest.mark.parametrize("options", [{}, {"staleness": 1}, {"exchange": "gradients"}], ids=repr)
 def test_a_warm_step_allocates_nothing_and_nothing_is_left(options):
     strategy = gg.GossipGraD(hierarchical=True, ranks_per_node=3, **options)
     assert_steady(lambda one: trainer_of(6, OPTIMIZERS["momentum"], one), strategy, 6)

@@ -37,7 +37,6 @@ RUNS = {
     "samples": (gg.GossipGraD(shuffle_samples=True), 203, 16, 0.9),
     "samples, late": (gg.GossipGraD(shuffle_samples=True, staleness=1), 101, 13, 0.9),
     "gradients": (gg.GossipGraD(exchange="gradients"), 203, 16, 0.9),
-    "gradients, late": (gg.GossipGraD(exchange="gradients", staleness=1), 203, 16, 0.9),
     "no momentum": (gg.GossipGraD(), 101, 13, 0.0),
     "a layer a bucket, small chunks": (gg.GossipGraD(bucket_bytes=1, chunk_bytes=6000), 203, 16, 0.9),
     "late, tiny chunks": (gg.GossipGraD(staleness=1, bucket_bytes=100, chunk_bytes=1200), 101, 13, 0.9),
@@ -289,7 +288,7 @@ def test_single_steps_and_state(mpirun):
         "default",
         "samples",
         "late",
-        "gradients, late",
+        "gradients",
         "layerwise",
         "periodic, 3",
         "diloco, fragments",
@@ -390,7 +389,7 @@ def test_trainers_that_are_left_in_mid_step(shared, mpirun):
         "        if step == 1 and trainer.rank == 1: time.sleep(0.02)\n"
         "    if settle: trainer.settle()\n"
         "    return trainer\n"
-        "for name in ('default', 'late', 'gradients, late', 'late, tiny chunks', 'layerwise', 'periodic, 3',\n"
+        "for name in ('default', 'late', 'gradients', 'late, tiny chunks', 'layerwise', 'periodic, 3',\n"
         "             'layerwise, small chunks', 'overlapped', 'overlapped, small chunks', 'diloco, fragments',\n"
         "             'noloco, fragments'):\n"
         "    expected = steps(name, True).weights_sha256()\n"

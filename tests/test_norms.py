@@ -156,25 +156,6 @@ def test_every_strategy_adapts(strategy):
             assert (np.abs(array - before[name]) <= bound).all() == name.endswith("weight"), name
 
 
-@pytest.mark.parametrize("optimizer", [gg.SGD(0.1, momentum=0.5, clip_norm=CLIP), gg.LARS(5.0, momentum=0.5)], ids=repr)
-def test_late_gradients_count_with_the_factors_of_their_step(optimizer, gradients_of):
-    """One step with the own gradient, then settling: half of the partner's difference is scaled as the step was."""
-    strategy = gg.GossipGraD(exchange="gradients", staleness=1)
-    with with_factors(optimizer=optimizer, strategy=strategy, ranks=2) as trainer:
-        before = trainer.weights()
-        x, y = small_batches(np.random.default_rng(3), 2)
-        own = [gradients_of(before, *batch) for batch in zip(x, y, strict=True)]
-        trainer.train_step(x, y)
-        for rank in range(2):
-            reference = Reference(optimizer, before)
-            reference.step({name: array.astype(np.float64) for name, array in own[rank].items()})
-            for name, array in trainer.weights(rank).items():
-                # The step is a number for each parameter times its gradient.
-                scale = (before[name] - reference.w[name]) / own[rank][name]
-                wanted = before[name] - scale * (own[0][name] + own[1][name]) / 2
-                np.testing.assert_allclose(array, wanted, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
 @pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), "1", True])
 def test_bad_limits_say_so(bad):
     with pytest.raises((ValueError, TypeError), match="clip_norm"):

@@ -120,6 +120,7 @@ def test_the_core_reads_options_as_it_describes_them(change, error, words):
         (lambda: gg.GossipGraD(staleness=2), ValueError, ["staleness=2", "0, 1"]),
         (lambda: gg.GossipGraD(staleness=True), ValueError, ["staleness=True"]),
         (lambda: gg.GossipGraD(exchange="all"), ValueError, ["exchange='all'", "weights+momentum"]),
+        (lambda: gg.GossipGraD(staleness=1, exchange="gradients"), ValueError, ["staleness=1", "allowed: 0, or"]),
         (lambda: gg.GossipGraD(push_sum=True, exchange="gradients"), ValueError, ["'auto', 'weights+momentum'"]),
         (lambda: gg.GossipGraD(mix="halves"), TypeError, ["no keyword 'mix'", "leave mix out"]),
         (lambda: strategies.by_name("gossipgrad", mix="halves"), ValueError, ["mix", "leave mix out"]),

@@ -13,7 +13,7 @@ import gossipgrad as gg
 from gossipgrad import schedules
 
 STEPS = 4  # of an epoch
-STRATEGIES = [gg.GossipGraD(), gg.GossipGraD(exchange="gradients", staleness=1), gg.AllReduce()]
+STRATEGIES = [gg.GossipGraD(), gg.GossipGraD(exchange="gradients"), gg.AllReduce()]
 
 
 @pytest.fixture(scope="module")
@@ -215,10 +215,9 @@ def test_ranks_with_rates_that_differ_fail_alike(mpirun):
     assert all(re.search(said, line) for line in lines), lines
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_a_rate_that_is_set_is_not_that_of_what_is_in_flight(staleness):
+def test_a_rate_that_is_set_is_not_that_of_what_is_in_flight():
     """Updates by gradients of a partner come when these arrive: here, when it settles."""
-    strategy = gg.GossipGraD(exchange="gradients", staleness=staleness)
+    strategy = gg.GossipGraD(exchange="gradients")
     x = [np.full((4, 6), 0.1 * (1 + rank), np.float32) for rank in range(3)]
     y = [np.full(4, rank) for rank in range(3)]
     found = []
@@ -235,9 +234,8 @@ def test_a_rate_that_is_set_is_not_that_of_what_is_in_flight(staleness):
             np.testing.assert_array_equal(flying[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_of_an_exchange_neither(staleness):
-    strategy = gg.GossipGraD(exchange="gradients", staleness=staleness)
+def test_of_an_exchange_neither():
+    strategy = gg.GossipGraD(exchange="gradients")
     found = []
     for settled_before in (True, False):
         comm, start = gg.VirtualCluster(3, latency=1), {"w": np.ones(5)}

@@ -29,8 +29,7 @@ FORMS = {
     "gossipgrad-weights": lambda: gg.GossipGraD(exchange="weights", **BF16, **SMALL),
     "gossipgrad-weights-stale": lambda: gg.GossipGraD(exchange="weights", staleness=1, **SMALL),
     "gossipgrad-gradients": lambda: gg.GossipGraD(exchange="gradients", **SMALL),
-    "gossipgrad-gradients-stale": lambda: gg.GossipGraD(exchange="gradients", staleness=1, **SMALL),
-    "gossipgrad-gradients-bfloat16": lambda: gg.GossipGraD(exchange="gradients", staleness=1, **BF16, **SMALL),
+    "gossipgrad-gradients-bfloat16": lambda: gg.GossipGraD(exchange="gradients", **BF16, **SMALL),
     "gossipgrad-slices": lambda: gg.GossipGraD(slices=3, **SMALL),
     "gossipgrad-slices-stale": lambda: gg.GossipGraD(slices=2, staleness=1, **BF16, **SMALL),
     "gossipgrad-ring": lambda: gg.GossipGraD(topology="ring", rotate=False, **SMALL),
@@ -211,7 +210,7 @@ LIBRARY = {
 
 
 # One of each way of exchanging.
-MPI_FORMS = """allreduce layerwise-bfloat16 periodic gossipgrad gossipgrad-stale-bfloat16 gossipgrad-gradients-stale
+MPI_FORMS = """allreduce layerwise-bfloat16 periodic gossipgrad gossipgrad-stale-bfloat16 gossipgrad-gradients
     push-sum-slices hierarchical elastic-bfloat16 overlapped-fc diloco-fragments noloco-late""".split()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from gossip_reference import small_net
+from test_strategies import FORMS
 
 import gossipgrad as gg
 
@@ -226,8 +227,7 @@ def test_reductions_are_of_all(strategy, steps, name, tmp_path):
     assert len(found) == steps and {key[0] for key in found} == {name} and {key[2] for key in found} == {"all"}
 
 
-@pytest.mark.parametrize("exchange", ["weights", "weights+momentum", "gradients"])
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(("exchange", "staleness"), FORMS)
 def test_no_span_is_shorter_than_the_wire_needs(staleness, exchange):
     """Of buckets whose chunks leave one after the other, while others are still on their way."""
     p, bandwidth = 2, 1e7

@@ -99,9 +99,10 @@ class GossipGraD(Partnered):
                   which preserves the mean of the replicas.
                   1: they are mixed after the update of the next step, so that a whole step hides the exchange; moments
                   are mixed just before that update.
-    exchange      "weights+momentum" (with Adam both moments), "weights", or "gradients" (for comparison: nothing pulls
-                  the replicas together). A ring all-reduce sends 2(p-1)/p models a rank and step. Gossip sends 1 of
-                  weights, 2 of weights and momentum, 3 with Adam: the latter two never send fewer bytes than the ring.
+    exchange      "weights+momentum" (with Adam both moments), "weights", or "gradients" (for comparison, at staleness
+                  0: nothing pulls the replicas together). A ring all-reduce sends 2(p-1)/p models a rank and step.
+                  Gossip sends 1 of weights, 2 of weights and momentum, 3 with Adam: the latter two never send fewer
+                  bytes than the ring.
                   "auto": "weights+momentum" if all ranks share memory, because a message then costs no more than
                   reading it; "weights" if they are on several machines. A virtual cluster is one machine, or, with
                   a latency or a bandwidth, several; so are MPI ranks with a Network. The choice is made with the
@@ -208,6 +209,8 @@ class GossipGraD(Partnered):
             raise ValueError(f"ranks_per_node={self.ranks_per_node}: allowed only with hierarchical=True")
         if self.collectives != "own" and not self.hierarchical:
             raise ValueError(f"collectives={self.collectives!r}: allowed only with hierarchical=True")
+        if self.staleness and self.exchange == "gradients":
+            raise ValueError(f"staleness={self.staleness} with exchange='gradients': allowed: 0, or another exchange")
         if self.push_sum and self.exchange == "gradients":
             raise ValueError("push_sum=True with exchange='gradients': allowed: 'auto', 'weights+momentum', 'weights'")
 

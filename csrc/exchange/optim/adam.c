@@ -45,13 +45,6 @@ static void fill(const gg_optimizer *optimizer, const gg_group *group, double lr
     args->weight_factor = adam->decoupled ? (float)(1 - lr * (double)weight_decay) : 1.0f;
 }
 
-/* The division by the second moment is not linear. */
-static void late(const gg_optimizer *optimizer, const gg_group *group, double lr, float *first, float *second) {
-    (void)lr;
-    *first = (float)(1 - optimizer->adam.beta1) * group->clip;
-    *second = 0.0f;
-}
-
 /* Replaces the gradient by the direction, the weight's decrease at learning rate 1: an update of zero weights with
  * decayed gradients. Squares of a rank's own gradient count 1/ranks each: the mean of `ranks` independent gradients has
  * that part of the variance. */
@@ -84,6 +77,5 @@ const gg_optimizer_type gg_optimizer_adam = {
     .options = options,
     .decoupled = decoupled,
     .fill = fill,
-    .late = late,
     .accumulate = accumulate,
 };

@@ -45,12 +45,6 @@ static void fill(const gg_optimizer *optimizer, const gg_group *group, double lr
     args->weight_decay = (float)(lr * (double)weight_decay);
 }
 
-static void late(const gg_optimizer *optimizer, const gg_group *group, double lr, float *first, float *second) {
-    (void)optimizer;
-    *first = (float)(lr * (double)group->clip);
-    *second = -*first;
-}
-
 const gg_optimizer_type gg_optimizer_lars = {
     .name = "lars",
     .moment = {"momentum"},
@@ -60,5 +54,4 @@ const gg_optimizer_type gg_optimizer_lars = {
     .adapts = adapts,
     .ratio = ratio,
     .fill = fill,
-    .late = late,
 };

@@ -31,13 +31,6 @@ static void fill(const gg_optimizer *optimizer, const gg_group *group, double lr
     args->weight_factor = (float)(1 - lr * (double)weight_decay);
 }
 
-/* The sign is not linear. */
-static void late(const gg_optimizer *optimizer, const gg_group *group, double lr, float *first, float *second) {
-    (void)lr;
-    *first = (float)(1 - optimizer->lion.betas[1]) * group->clip;
-    *second = 0.0f;
-}
-
 const gg_optimizer_type gg_optimizer_lion = {
     .name = "lion",
     .moment = {"momentum"},
@@ -45,5 +38,4 @@ const gg_optimizer_type gg_optimizer_lion = {
     .options = options,
     .decoupled = decoupled,
     .fill = fill,
-    .late = late,
 };

@@ -98,9 +98,6 @@ typedef struct gg_optimizer_type {
     /* Fills rule, learning rate, decay and all other fields except addresses and grad_scale, which is set. */
     void (*fill)(const gg_optimizer *optimizer, const struct gg_group *group, double lr, float weight_decay,
                  int64_t step, gg_update_args *args);
-    /* Effect of a change d of the gradient that arrives after the update: *momentum += first * d, *weight += second *
-     * d. A rule that is not linear in d leaves the weight unchanged, and follows from the next step on. */
-    void (*late)(const gg_optimizer *optimizer, const struct gg_group *group, double lr, float *first, float *second);
     /* First half of an update, before gradients are summed (gg_updater_accumulate), of elements [at, at + count), all
      * of one group. Returns the place of the result. NULL means none. */
     const float *(*accumulate)(const gg_optimizer *optimizer, const struct gg_group *group, gg_device *device,
@@ -130,8 +127,4 @@ void gg_optimizer_rule(const gg_optimizer *optimizer, const struct gg_group *gro
 /* Second half of an update whose first half, `accumulate`, ran before the sum over ranks: the weight minus the learning
  * rate times the mean over ranks, and a decoupled decay. */
 void gg_optimizer_sum(const gg_optimizer *optimizer, const struct gg_group *group, int64_t step, gg_update_args *args);
-/* `late` of any kind of group. */
-void gg_optimizer_late(const gg_optimizer *optimizer, const struct gg_group *group, int64_t step, float *first,
-                       float *second);
-
 #endif

@@ -93,11 +93,3 @@ void gg_optimizer_sum(const gg_optimizer *optimizer, const gg_group *group, int6
     args->lr = (float)group_rate(optimizer, group, step);
     args->weight_decay = is_decoupled(optimizer) ? optimizer->weight_decay * group->decay_factor : 0.0f;
 }
-
-void gg_optimizer_late(const gg_optimizer *optimizer, const gg_group *group, int64_t step, float *first,
-                       float *second) {
-    *first = 0.0f;
-    *second = -1.0f;
-    if (group->statistic) return;
-    optimizer->type->late(optimizer, group, group_rate(optimizer, group, step), first, second);
-}

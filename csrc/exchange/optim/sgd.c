@@ -30,12 +30,6 @@ static void fill(const gg_optimizer *optimizer, const gg_group *group, double lr
     args->weight_decay = weight_decay;
 }
 
-static void late(const gg_optimizer *optimizer, const gg_group *group, double lr, float *first, float *second) {
-    *first = group->clip;
-    *second = -(float)lr * group->clip *
-              (optimizer->sgd.nesterov ? 1.0f + optimizer->sgd.momentum * group->momentum_factor : 1.0f);
-}
-
 /* The whole run is of one group. A result in the momentum is not copied if the caller may read it there. */
 static const float *accumulate(const gg_optimizer *optimizer, const gg_group *group, gg_device *device,
                                const gg_state *state, const gg_accumulation *work, size_t at, size_t count) {
@@ -60,7 +54,6 @@ const gg_optimizer_type gg_optimizer_sgd = {
     .check = check,
     .stateless = stateless,
     .fill = fill,
-    .late = late,
     .accumulate = accumulate,
     .accumulates = accumulates,
 };

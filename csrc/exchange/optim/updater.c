@@ -205,20 +205,6 @@ const float *gg_updater_accumulate(const gg_updater *updater, gg_device *device,
     return result;
 }
 
-void gg_updater_late(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update) {
-    for (update_piece p = {NULL, 0, 0}; next_piece(updater, update, &p);) {
-        const void *received = received_at(update, 0, p.from);
-        const float *own = update->gradient + p.from;
-        float *weight = gg_state_weights(state) + update->offset + p.from;
-        float *momentum = moment_at(state, 0, update->owned_offset + p.from);
-        float first = 0, second = 0;
-        gg_optimizer_late(updater->optimizer, p.group, update->step, &first, &second);
-        device->table->mix(device, p.count, update->wire, second / 2, weight, received, own, weight);
-        if (momentum != NULL && !p.group->statistic)
-            device->table->mix(device, p.count, update->wire, first / 2, momentum, received, own, momentum);
-    }
-}
-
 void gg_updater_measure_begin(gg_updater *updater) {
     memset(updater->squares, 0, 2 * (size_t)updater->groups * sizeof *updater->squares);
 }

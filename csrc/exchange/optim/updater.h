@@ -72,10 +72,6 @@ typedef struct gg_accumulation {
 const float *gg_updater_accumulate(const gg_updater *updater, gg_device *device, const gg_state *state,
                                    const gg_accumulation *work);
 
-/* Half the late effect of a partner's gradient on an update that ran without it. update->gradient: the own gradient;
- * update->received[0]: the partner's, of type `wire`. */
-void gg_updater_late(const gg_updater *updater, gg_device *device, const gg_state *state, const gg_update *update);
-
 /* Clipping and LARS need norms of all gradients before the first update of a step. If true, a strategy first measures,
  * piece by piece or at once, and calls gg_updater_measured before it applies. */
 static inline bool gg_updater_measures(const gg_updater *updater) { return updater->squares != NULL; }

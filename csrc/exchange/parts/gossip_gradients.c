@@ -1,33 +1,24 @@
-/* GossipGraD with gradients, for comparison: a partner's gradient is mixed into the own one. Weights are never
- * averaged, so replicas diverge.
+/* GossipGraD with gradients, for comparison: the update of a layer waits for the partner's gradient of its step, and
+ * uses g + (received - g)/2. Weights are never averaged, so replicas diverge.
  *
  * Gradients have two arenas, used in alternate steps, so one may be in flight while the other is written. They are sent
  * in place; an inexact codec sends a rounded copy.
- *
- * - staleness 0: the update of a layer waits for the partner's gradient of its step: g + (received - g)/2.
- * - staleness 1: the update uses g(t) + (received(t-1) - g(t-1))/2. Settling adds the last exchange as if it had come
- *   in time (gg_optimizer_late).
  *
  * A chunk from a dead rank that has not arrived whole is left out: the own gradient counts. */
 #include "base/memory.h"
 #include "exchange/parts/gossip.h"
 #include "exchange/parts/gossip_forms.h"
 
-#define NOTHING (-1)
-
 typedef struct gossip_gradients {
     gg_gossip gossip;
     gg_stream gradient;
     float *own[2];    /* this rank's gradients: the stream's arenas if its codec is exact */
     float *gradients; /* that updates use, mixed */
-    int *mixed;       /* one a bucket: chunks of its last exchange that have been mixed (staleness 0) */
-    int *in_flight; /* one a bucket: the arena of its last exchange, or NOTHING; staleness 1: of this step's when all is
-                       updated */
-    int64_t sent_at; /* the step whose gradients are in flight */
-    int turn;        /* the arena of this step's gradients */
+    int *mixed;       /* one a bucket: chunks of its last exchange that have been mixed */
+    int *in_flight;   /* one a bucket: the arena of its last exchange */
+    int64_t sent_at;  /* the step whose gradients are in flight */
+    int turn;         /* the arena of this step's gradients */
 } gossip_gradients;
-
-static bool gossip_gradients_stale(const gossip_gradients *g) { return g->gossip.options.gossip.staleness == 1; }
 
 static void gossip_gradients_update(gossip_gradients *g, int64_t step, const gg_chunk *piece, const float *gradient) {
     const gg_strategy_env *env = &g->gossip.head.env;
@@ -47,16 +38,17 @@ static void gossip_gradients_use(gossip_gradients *g, int64_t step, const gg_chu
         gg_device_copy(g->gossip.head.env.device, GG_QUEUE_COMPUTE, noted, gradient, piece->count * sizeof(float));
 }
 
-/* staleness 0: whether a chunk of a bucket is in flight; the next one. */
+/* True if a chunk of a bucket is in flight. */
 static bool gossip_gradients_pending(const gossip_gradients *g, int bucket) {
     return g->mixed[bucket] < g->gossip.posted[bucket];
 }
 
+/* The next chunk of a bucket to mix. */
 static int gossip_gradients_next(const gossip_gradients *g, int bucket) {
     return gg_gossip_posted(&g->gossip, bucket, g->mixed[bucket]);
 }
 
-/* staleness 0: mixes the next chunk of a bucket, which is done, and makes the update that waited for it. */
+/* Mixes the next chunk of a bucket, which is done, and makes the update that waited for it. */
 static gg_status gossip_gradients_update_next(gossip_gradients *g, int bucket) {
     int i = gossip_gradients_next(g, bucket);
     const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
@@ -83,7 +75,7 @@ static gg_status gossip_gradients_begin(gg_strategy *strategy) {
 static gg_status gossip_gradients_need(gg_strategy *strategy, int layer) {
     gossip_gradients *g = (gossip_gradients *)strategy;
     int bucket = g->gossip.buckets.bucket_of_layer[layer];
-    while (!gossip_gradients_stale(g) && gossip_gradients_pending(g, bucket)) {
+    while (gossip_gradients_pending(g, bucket)) {
         GG_TRY(gg_stream_wait_chunk(&g->gradient, bucket, gossip_gradients_next(g, bucket)));
         GG_TRY(gossip_gradients_update_next(g, bucket));
     }
@@ -93,7 +85,6 @@ static gg_status gossip_gradients_need(gg_strategy *strategy, int layer) {
 static gg_status gossip_gradients_poll(gg_strategy *strategy) {
     gossip_gradients *g = (gossip_gradients *)strategy;
     GG_TRY(gg_progress(strategy->env.transport));
-    if (gossip_gradients_stale(g)) return GG_OK;
     for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) {
         while (gossip_gradients_pending(g, bucket)) {
             bool arrived = false;
@@ -106,33 +97,17 @@ static gg_status gossip_gradients_poll(gg_strategy *strategy) {
 }
 
 /* Called before the gradients of a bucket are used in a step. */
-static gg_status gossip_gradients_prepare(gossip_gradients *g, int bucket) {
-    if (gossip_gradients_stale(g)) GG_TRY(gg_stream_wait_received(&g->gradient, bucket));
-    else g->in_flight[bucket] = gg_gossip_exchanges(&g->gossip) ? g->turn : NOTHING;
+static void gossip_gradients_prepare(gossip_gradients *g, int bucket) {
+    g->in_flight[bucket] = g->turn;
     g->gossip.posted[bucket] = g->mixed[bucket] = 0;
     g->sent_at = g->gossip.head.step;
-    return GG_OK;
 }
 
-/* Updates a piece of a chunk; staleness 1: with the last step's exchange. */
-static void update_now(gossip_gradients *g, int bucket, int chunk, const gg_chunk *piece) {
-    const float *gradient = g->own[g->turn] + piece->offset;
-    if (g->in_flight[bucket] != NOTHING && gg_stream_arrived(&g->gradient, chunk)) {
-        const void *received = gg_stream_received(&g->gradient, chunk, piece->offset);
-        const float *sent = g->own[g->in_flight[bucket]] + piece->offset;
-        gg_gossip_mix(&g->gossip, piece->count, gradient, received, sent, g->gradients + piece->offset);
-        gradient = g->gradients + piece->offset;
-    }
-    gossip_gradients_use(g, g->gossip.head.step, piece, gradient);
-}
-
-/* Called when all gradients of a chunk are final, and at staleness 1 used: releases the mixed message, and sends them.
- */
+/* Sends the gradients of a chunk when all are final. */
 static gg_status gossip_gradients_finish(gossip_gradients *g, int bucket, int i) {
     gg_gossip *gossip = &g->gossip;
     gg_device *device = gossip->head.env.device;
     const gg_chunk *chunk = &gossip->buckets.chunk[i];
-    if (gossip_gradients_stale(g) && g->in_flight[bucket] != NOTHING) GG_TRY(gg_stream_release(&g->gradient, i));
     if (!gg_gossip_exchanges(gossip)) return GG_OK;
     gossip->codec->encode(device, chunk->count, g->own[g->turn] + chunk->offset,
                           gg_stream_snapshot(&g->gradient, g->turn, chunk->offset));
@@ -146,21 +121,19 @@ static gg_status gossip_gradients_ready(gg_strategy *strategy, int layer) {
     int bucket = g->gossip.buckets.bucket_of_layer[layer];
     const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
     const gg_slice *slice = gg_arena_layout_slice(strategy->env.layout, layer);
-    const bool exchanges = gg_gossip_exchanges(&g->gossip);
-
-    if (gg_buckets_untouched(&g->gossip.buckets, bucket)) GG_TRY(gossip_gradients_prepare(g, bucket));
+    if (gg_buckets_untouched(&g->gossip.buckets, bucket)) gossip_gradients_prepare(g, bucket);
     for (int i = b->first_chunk; i < b->end_chunk; ++i) {
         gg_chunk piece;
         if (!gg_gossip_piece(&g->gossip, i, slice, &piece)) continue;
-        if (gossip_gradients_stale(g) || !exchanges) update_now(g, bucket, i, &piece);
+        if (!gg_gossip_exchanges(&g->gossip))
+            gossip_gradients_use(g, strategy->step, &piece, g->own[g->turn] + piece.offset);
         if (--g->gossip.left[i] == 0) GG_TRY(gossip_gradients_finish(g, bucket, i));
     }
-    if (gg_buckets_layer_ready(&g->gossip.buckets, layer) && gossip_gradients_stale(g))
-        g->in_flight[bucket] = exchanges ? g->turn : NOTHING;
+    (void)gg_buckets_layer_ready(&g->gossip.buckets, layer);
     return GG_OK;
 }
 
-/* Updates that need norms wait for all mixed gradients: at staleness 0 the exchange ends here. */
+/* Updates that need norms wait for all mixed gradients: the exchange ends here. */
 static gg_status gossip_gradients_end(gg_strategy *strategy) {
     gossip_gradients *g = (gossip_gradients *)strategy;
     if (!gg_updater_measures(strategy->env.updater)) return GG_OK;
@@ -171,37 +144,9 @@ static gg_status gossip_gradients_end(gg_strategy *strategy) {
     return GG_OK;
 }
 
-/* staleness 1: adds d = (received - own)/2, which the gradient of step sent_at lacked. */
-static gg_status add_late(gossip_gradients *g, int bucket) {
-    const gg_bucket *b = &g->gossip.buckets.bucket[bucket];
-    const gg_strategy_env *env = &g->gossip.head.env;
-    GG_TRY(gg_stream_wait_received(&g->gradient, bucket));
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) {
-        const gg_chunk *chunk = &g->gossip.buckets.chunk[i];
-        if (!gg_stream_arrived(&g->gradient, i)) continue;
-        gg_updater_late(env->updater, env->device, env->state,
-                        &(gg_update){.step = g->sent_at,
-                                     .offset = chunk->offset,
-                                     .count = chunk->count,
-                                     .owned_offset = chunk->offset,
-                                     .gradient = g->own[g->in_flight[bucket]] + chunk->offset,
-                                     .wire = g->gossip.codec->dtype,
-                                     .received = {gg_stream_received(&g->gradient, i, chunk->offset)}});
-    }
-    for (int i = b->first_chunk; i < b->end_chunk; ++i) GG_TRY(gg_stream_release(&g->gradient, i));
-    g->in_flight[bucket] = NOTHING;
-    return GG_OK;
-}
-
 static gg_status gossip_gradients_settle(gg_strategy *strategy) {
     gossip_gradients *g = (gossip_gradients *)strategy;
-    if (!gossip_gradients_stale(g)) {
-        for (int layer = 0; layer < strategy->env.layout->layers; ++layer)
-            GG_TRY(gossip_gradients_need(strategy, layer));
-    } else {
-        for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket)
-            if (g->in_flight[bucket] != NOTHING) GG_TRY(add_late(g, bucket));
-    }
+    for (int layer = 0; layer < strategy->env.layout->layers; ++layer) GG_TRY(gossip_gradients_need(strategy, layer));
     return gg_stream_wait_all_sent(&g->gradient);
 }
 
@@ -234,7 +179,6 @@ gg_status gg_gossip_gradients_create(const gg_strategy_options *options, const g
     GG_TRY_CLEANUP(gg_gossip_init(&g->gossip, options, env));
     GG_TRY_CLEANUP(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "arenas in flight", &g->in_flight));
     GG_TRY_CLEANUP(gg_calloc((size_t)g->gossip.buckets.count, sizeof(int), "counts of chunks", &g->mixed));
-    for (int bucket = 0; bucket < g->gossip.buckets.count; ++bucket) g->in_flight[bucket] = NOTHING;
     GG_TRY_CLEANUP(gg_device_alloc(env->device, state->count * sizeof(float), "mixed gradients", &g->gradients));
     GG_TRY_CLEANUP(gg_stream_create(&g->gossip.head, &g->gossip.buckets, 0, 2, g->gossip.codec, &g->gradient));
     g->gradient.name = "gradients";

@@ -30,6 +30,11 @@ static gg_status gossipgrad_check(const gg_strategy_options *options, int ranks)
     if (options->gossip.push_sum && options->gossip.exchange == GG_EXCHANGE_GRADIENTS)
         return gg_fail(GG_ERROR_ARGUMENT,
                        "push_sum: True with exchange 'gradients'; allowed are 'weights+momentum' and 'weights'");
+    if (options->gossip.staleness != 0 && options->gossip.exchange == GG_EXCHANGE_GRADIENTS)
+        return gg_fail(GG_ERROR_ARGUMENT,
+                       "staleness: %d with exchange 'gradients'; allowed is 0, or exchange 'weights+momentum' or "
+                       "'weights'",
+                       options->gossip.staleness);
     if (options->gossip.slices > 1 && options->compression.active)
         return gg_fail(GG_ERROR_ARGUMENT,
                        "slices: %d with compression, which needs a copy of whole weights; allowed is 1",
