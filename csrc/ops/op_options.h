@@ -100,7 +100,7 @@ typedef struct gg_lstm_options {
     gg_lrn_options lrn;               /* LOCAL_RESPONSE_NORM */                                                        \
     gg_softmax_options softmax;       /* SOFTMAX */                                                                    \
     gg_leaky_relu_options leaky_relu; /* LEAKY_RELU */                                                                 \
-    gg_gelu_options gelu;             /* GELU, and a LINEAR whose activation it is */                                  \
+    gg_gelu_options gelu;             /* GELU, and LINEAR with activation GELU */                                      \
     gg_embedding_options embedding;   /* EMBEDDING, POSITION_EMBEDDING */                                              \
     gg_shape reshape;                 /* RESHAPE layer: the output's; a size of -1 means the remainder */              \
     gg_shape order;                   /* PERMUTE: axis i of the output is axis order.size[i] of the input */           \
