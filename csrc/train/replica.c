@@ -134,31 +134,33 @@ gg_status gg_replica_measure_algorithms(gg_replica *r, int64_t batch, bool train
     return status;
 }
 
+/* Options and weights to measure steps with, in the memory of the replica's own plans. */
+static gg_status options_to_measure(gg_replica *r, int64_t batch, gg_plan_options *options, const float **weights) {
+    if (!gg_exchange_is_whole(r->exchange))
+        return gg_fail(GG_ERROR_STATE, "a change of the network has failed: there are no weights");
+    *options = measured_options(r, batch, true, NULL);
+    options->memory = &r->plans.memory;
+    *weights = gg_state_weights(gg_exchange_state(r->exchange));
+    return GG_OK;
+}
+
 gg_status gg_replica_measure_tables(gg_replica *r, int64_t batch, const gg_conv_choices algorithms[2], double seconds,
                                     gg_tables_timing *out) {
-    gg_status status = GG_OK;
-    gg_plan_options options = measured_options(r, batch, true, NULL);
+    gg_plan_options options;
+    const float *weights;
+    GG_TRY(options_to_measure(r, batch, &options, &weights));
     const gg_float_mode former = gg_parallel_enter();
-    options.memory = &r->plans.memory; /* not beside that of other plans */
-    if (!gg_exchange_is_whole(r->exchange))
-        GG_FAIL_CLEANUP(GG_ERROR_STATE, "a change of the network has failed: there are no weights");
-    const float *weights = gg_state_weights(gg_exchange_state(r->exchange));
-    GG_TRY_CLEANUP(gg_measure_tables(r->options.graph, &options, weights, algorithms, seconds, out));
-cleanup:
+    const gg_status status = gg_measure_tables(r->options.graph, &options, weights, algorithms, seconds, out);
     gg_parallel_leave(former);
     return status;
 }
 
 gg_status gg_replica_measure_step(gg_replica *r, int64_t batch, double *seconds) {
-    gg_status status = GG_OK;
-    gg_plan_options options = measured_options(r, batch, true, NULL);
+    gg_plan_options options;
+    const float *weights;
+    GG_TRY(options_to_measure(r, batch, &options, &weights));
     const gg_float_mode former = gg_parallel_enter();
-    options.memory = &r->plans.memory; /* not beside that of other plans */
-    if (!gg_exchange_is_whole(r->exchange))
-        GG_FAIL_CLEANUP(GG_ERROR_STATE, "a change of the network has failed: there are no weights");
-    const float *weights = gg_state_weights(gg_exchange_state(r->exchange));
-    GG_TRY_CLEANUP(gg_measure_step(r->options.graph, &options, weights, seconds));
-cleanup:
+    const gg_status status = gg_measure_step(r->options.graph, &options, weights, seconds);
     gg_parallel_leave(former);
     return status;
 }

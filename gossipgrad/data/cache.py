@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,14 @@ WAIT = 0.1  # seconds between two tries of a lock
 def root() -> Path:
     """$GOSSIPGRAD_CACHE, $XDG_CACHE_HOME/gossipgrad or ~/.cache/gossipgrad."""
     return Path(os.environ.get("GOSSIPGRAD_CACHE") or files.cache_folder())
+
+
+def key(*words: object) -> str:
+    """A name for data made from these."""
+    digest = hashlib.sha256()
+    for word in words:
+        digest.update(f"{word}\0".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:24]
 
 
 def places(name: str, folder: str | os.PathLike[str] | None) -> list[Path]:

@@ -15,7 +15,7 @@ import tarfile
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -94,11 +94,7 @@ def locate(source: str | os.PathLike[str] | None = None) -> Path:
             return path
         if not path.is_dir():
             raise DataError(f"data: no such file or folder: {os.fspath(source)!r}")
-        looked = [path, path / "cifar10"]
-    else:
-        given = os.environ.get("GOSSIPGRAD_DATA")
-        looked = [Path(given) / "cifar10"] if given else []
-        looked.append(cache_folder())
+    looked = cache.places("cifar10", source)
     for place in looked:
         found = _look(place) if place.is_dir() else None
         if found is not None:
@@ -307,13 +303,6 @@ def _from_archive(path: Path, report: Report) -> Arrays:
 # ---- the cache
 
 
-def _key(words: Iterable[object]) -> str:
-    digest = hashlib.sha256()
-    for word in words:
-        digest.update(f"{word}\0".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:24]
-
-
 def _kept(path: Path) -> Arrays | None:
     """The arrays in a cache file; None if there is none, or it is damaged."""
     try:
@@ -392,7 +381,7 @@ def load(source: str | os.PathLike[str] | None = None, progress: bool = True) ->
     try:
         if place.is_file():
             facts = place.stat()
-            key = _key((FORMAT, place.resolve(), facts.st_size, facts.st_mtime_ns))
+            key = cache.key(FORMAT, place.resolve(), facts.st_size, facts.st_mtime_ns)
             arrays = _once(key, lambda report: _from_archive(place, report), progress)
         elif (place / BINARY_FILES[0]).is_file():
             arrays = _from_six(lambda name: _read(place / name), place, BINARY_FILES)
@@ -401,7 +390,7 @@ def load(source: str | os.PathLike[str] | None = None, progress: bool = True) ->
         else:
             files = list(_image_files(place))
             seen = sorted((p, k, f.name, f.stat().st_size, f.stat().st_mtime_ns) for p, k, f in files)
-            key = _key((FORMAT, place.resolve(), *seen))
+            key = cache.key(FORMAT, place.resolve(), *seen)
             arrays = _once(key, lambda report: _from_folder(place, files, report), progress)
     except OSError as error:
         raise DataError(f"{error.filename or place}: {error.strerror or error}") from error

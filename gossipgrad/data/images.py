@@ -91,10 +91,7 @@ class Listing:
 
     def key(self, *more: object) -> str:
         """A name for data made from these files."""
-        digest = hashlib.sha256()
-        for word in (FORMAT, self.root.resolve(), *more, *zip(self.paths, self.stamps, strict=True)):
-            digest.update(f"{word}\0".encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()[:24]
+        return cache_files.key(FORMAT, self.root.resolve(), *more, *zip(self.paths, self.stamps, strict=True))
 
 
 def is_image(name: str) -> bool:

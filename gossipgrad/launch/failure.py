@@ -49,7 +49,7 @@ def launched_rank() -> int:
     return launcher_rank() or 0
 
 
-def _mark(name: str) -> str:
+def mark(name: str) -> str:
     """A file in the launcher's folder of the job on this host, by which ranks see each other; "": no such folder."""
     folder, job = job_folder()
     return os.path.join(folder, f"gossipgrad-{job}-{name}") if folder and job else ""
@@ -88,10 +88,10 @@ def _wait_for_reports(size: int, rank: int, seconds: float) -> None:
     """Wait until all ranks except one, the awaited one, have reported; at most `seconds`."""
     end = time.monotonic() + seconds
     try:
-        with open(_mark(f"waited-{rank}"), "w"):
+        with open(mark(f"waited-{rank}"), "w"):
             pass
         while time.monotonic() < end:
-            if sum(os.path.exists(_mark(f"waited-{other}")) for other in range(size)) >= size - 1:
+            if sum(os.path.exists(mark(f"waited-{other}")) for other in range(size)) >= size - 1:
                 return
             time.sleep(0.02)
     except OSError:  # no such folder

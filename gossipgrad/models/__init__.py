@@ -113,14 +113,10 @@ BY_NAME = {
     "resnet32": Entry(resnet32, "cross_entropy", 128, "cifar10", _sgd(0.1)),
     "resnet56": Entry(resnet56, "cross_entropy", 128, "cifar10", _sgd(0.1)),
     "alexnet": Entry(alexnet, "cross_entropy", 128, "imagefolder", _sgd(0.01)),
-    "vgg11": Entry(vgg11, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
-    "vgg13": Entry(vgg13, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
-    "vgg16": Entry(vgg16, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
-    "vgg19": Entry(vgg19, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
-    "vgg11_bn": Entry(vgg11_bn, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
-    "vgg13_bn": Entry(vgg13_bn, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
-    "vgg16_bn": Entry(vgg16_bn, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
-    "vgg19_bn": Entry(vgg19_bn, "cross_entropy", 32, "imagefolder", _sgd(0.01)),
+    **{
+        made.__name__: Entry(made, "cross_entropy", 32, "imagefolder", _sgd(0.01))
+        for made in (vgg11, vgg13, vgg16, vgg19, vgg11_bn, vgg13_bn, vgg16_bn, vgg19_bn)
+    },
     "googlenet": Entry(googlenet, "cross_entropy", 32, "imagefolder", _sgd(0.025)),
     "resnet18": Entry(resnet18, "cross_entropy", 64, "imagefolder", _sgd(0.05)),
     "resnet34": Entry(resnet34, "cross_entropy", 64, "imagefolder", _sgd(0.05)),
