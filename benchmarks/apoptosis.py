@@ -90,7 +90,7 @@ def sgd(lr: float, **keywords: Any) -> Callable[[int], gg.optim.Optimizer]:
 
 
 def chain(*names: str) -> dict[str, list[str]]:
-    """Layers one after another, the last of which gives the outputs."""
+    """Successive layers; the last one gives the outputs."""
     return {one: [after] for one, after in zip(names, names[1:], strict=False)}
 
 
@@ -194,7 +194,7 @@ def incoming(weights: Mapping[str, np.ndarray], layer: str) -> np.ndarray:
 
 
 def strongest(weights: Mapping[str, np.ndarray], sizes: Sizes) -> dict[str, np.ndarray]:
-    """The units that stay by torch.nn.utils.prune.ln_structured, so many of each layer."""
+    """The units of each layer that torch.nn.utils.prune.ln_structured keeps."""
     import torch
     from torch.nn.utils import prune
 

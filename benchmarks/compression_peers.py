@@ -46,7 +46,7 @@ class Dense:
 
 class PowerSGD(Dense):
     """Vogels, Karimireddy, Jaggi, "PowerSGD" (2019), as PyTorch's hook does it: error feedback, and each step starts
-    from the factor of the last one. A tensor of which the factors would be more than half travels dense."""
+    from the factor of the last one. A tensor travels dense if its factors would be more than half of it."""
 
     def __init__(self, shapes: list[torch.Size], ranks: int, rank: int) -> None:
         super().__init__(shapes, ranks)

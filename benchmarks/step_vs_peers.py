@@ -119,7 +119,7 @@ def others_cpu_seconds() -> float:
 
 
 def our_step(name: str, threads: int, arguments: argparse.Namespace) -> tuple[Any, int]:
-    """A function that makes so many steps and gives the seconds of each; and how many parameters the network has."""
+    """(a function that makes a number of steps and returns the seconds of each, the parameters of the network)"""
     import gossipgrad as gg
 
     entry = gg.models.by_name(name)

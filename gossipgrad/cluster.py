@@ -43,8 +43,8 @@ class Network:
     bandwidth  bytes a second of a link; 0: unlimited.
 
     A message of b bytes alone takes latency + b / bandwidth. A rank's messages leave one after the other, and messages
-    to one rank arrive one after the other. So many senders wait at a server, and those of a ring do not. In a virtual
-    cluster clocks move; under MPI messages are held back, so that one machine shows a slow network.
+    to one rank arrive one after the other. So senders to one server wait for each other, and those of a ring do not. In
+    a virtual cluster clocks move; under MPI messages are held back, so that one machine shows a slow network.
     """
 
     latency: float = 0.0

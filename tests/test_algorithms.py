@@ -461,7 +461,7 @@ def test_choices_are_checked(choices):
 
 
 class Seconds:
-    """A budget of which nothing is spent."""
+    """A budget that stays unspent."""
 
     def __init__(self, seconds):
         self.seconds = seconds

@@ -297,7 +297,7 @@ def test_a_carried_state_joins_two_halves_of_an_lstm():
 
 
 def both(table, kind, inputs, shape, grad, **options):
-    """The same in float32 and in bfloat16."""
+    """A network in float32 and in bfloat16."""
     run = [
         operations.run_op(table, None, kind, inputs, shape, grad_output=grad, dtype=dtype, **options)
         for dtype in ("float32", "bfloat16")
@@ -339,7 +339,7 @@ def test_what_multiplies_nothing(table, kind, options, layout):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("added", [False, True])
 def test_large_batch_norm_in_blocks_of_positions(dtype, added):
-    """NHWC has blocks, PLAIN with so many channels none; results are near, and do not depend on the threads."""
+    """NHWC has blocks, PLAIN with these channels has none; results are near, and do not depend on the threads."""
     rng = np.random.default_rng(8)
     inputs = [held(rng, 6, 35, 31, 30) + 3 * narrow(np.arange(35).reshape(-1, 1, 1)), held(rng, 6, 35, 31, 30)]
     inputs, grad = [narrow(one) for one in inputs[: 1 + added]], held(rng, 6, 35, 31, 30)

@@ -10,7 +10,7 @@ import gossipgrad as gg
 
 pytestmark = pytest.mark.filterwarnings("ignore:topology='cube'")
 
-# Those of which test_mpi compares the bits, and every other strategy with its defaults.
+# The strategies whose bits test_mpi compares, and every other one with its defaults.
 NAMES = list(dict.fromkeys([*test_mpi.RUNS, *gg.strategies.BY_NAME]))
 
 # A message takes about as long as a step, so that buffers are in flight when the next step wants them.

@@ -1,4 +1,4 @@
-"""collectives="mpi": MPI's own sums. The same to rounding, the same bits on every rank, and where it is refused."""
+"""collectives="mpi": MPI's own sums. Results equal to rounding, with equal bits on every rank; and refusals."""
 
 import hashlib
 import json
@@ -78,7 +78,7 @@ def test_the_same_to_rounding(p, mpirun):
         assert mpi["sent"][0] == pytest.approx(own["sent"][0], rel=1e-3), name
         if RUNS[name][1].get("chunk_bytes", 1 << 21) > 6000:  # a chunk of 16 numbers has one slice of ours
             assert mpi["sent"][1] == own["sent"][1], name
-        # The same ranks hold the same bits, and all hold one centre.
+        # In both runs the same ranks share their bits, and all hold one centre.
         assert [mpi["hashes"].index(h) for h in mpi["hashes"]] == [own["hashes"].index(h) for h in own["hashes"]], name
         assert len(set(mpi["centres"])) == 1, name
     assert p == 1 or runs["allreduce"][1]["sent"][0] > 0

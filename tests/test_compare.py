@@ -19,7 +19,7 @@ FEW = {"model": "mlp", "dataset": "synthetic", "samples": 900, "points": 3, "glo
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """Two strategies, one of which fails on the way, and one p that is no power of two."""
+    """Two strategies, one p that is no power of two, and a failure of one strategy on the way."""
     folder = tmp_path_factory.mktemp("compare") / "made"
     words = "compare --strategies allreduce,no-exchange:lr=1e30 --virtual-ranks 1,3 --model mlp --dataset synthetic"
     words += " --samples 900 --points 3 --global-batch 24 --lr 0.05 --compute-time 0.5 --latency 0.25 --bandwidth 0"

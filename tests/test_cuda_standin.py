@@ -96,7 +96,7 @@ def small_residuals(weights):
 
 
 def step_of(make, batch, device, ranks=1, steps=1, **options):
-    """Losses, and the gradients and weights of each rank after so many steps."""
+    """Losses, and the gradients and weights of each rank after `steps` steps."""
     rng = np.random.default_rng(3)
     comm = gg.VirtualCluster(ranks)
     with gg.Trainer(make(), comm=comm, device=device, tune=False, **{"optimizer": gg.SGD(0.05), **options}) as trainer:
@@ -523,7 +523,7 @@ def test_a_resumed_run_has_the_algorithms_of_its_checkpoint(cuda, monkeypatch, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(algorithms, "fastest", lambda seconds: tuple(max(seconds.get(p, ["direct"])) for p in PASSES))
     with fitted() as trainer:
-        # The highest numbers; the second layer's, of which all passes are run.
+        # The highest numbers; those of the second layer, whose passes all run.
         assert numbered(trainer)[1] == {"forward": "cudnn2", "weights": "cudnn1", "data": "cudnn1"}
         trainer.save(tmp_path / "checkpoint")
         chosen = trainer.algorithms

@@ -115,7 +115,7 @@ def test_compression(standin, name):
 
 @pytest.mark.parametrize("seed", [2, 3])
 def test_the_order_of_work_makes_no_difference(standin, seed):
-    """The same bits, however late the work is done."""
+    """Late work gives the same bits."""
     options = {"strategy": gg.GossipGraD(staleness=1, **SMALL), "steps": 6, "ranks": 4, "backend": None}
     found = [numbers(trained("cuda", "mlp", **options))]
     if standin is not None:

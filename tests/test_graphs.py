@@ -39,7 +39,7 @@ def trainer_of(net, device, ranks=2, **options):
 
 
 def steps_of(trainer, batch, steps, ranks=2):
-    """All that is left of so many steps on batches of one size, and an evaluation between them."""
+    """All that is left of `steps` steps on batches of one size, with an evaluation between them."""
     rng, found = np.random.default_rng(1), []
     for step in range(steps):
         pairs = [batch(rng, 6) for _ in range(ranks)]

@@ -247,7 +247,7 @@ def test_random_crops(width, height):
 
 
 def test_crops_are_torchvisions(monkeypatch):
-    """The same draws give the same box as RandomResizedCrop.get_params, whose code this is in short."""
+    """Equal draws give the box of RandomResizedCrop.get_params, whose code this is in short."""
     crop = images.random_crops(5, 0, np.arange(200), (0.08, 1.0), (3 / 4, 4 / 3))
     for i in range(200):
         width, height = 300 + i, 480 - 2 * i

@@ -173,7 +173,7 @@ def test_a_training_state_of_torch_goes_on(optimizer, kept, arrays):
     assert models[0].steps == facts["step"] and make.torch_state(models) == facts["state"]
     make.torch_steps(models, arrays["x"], arrays["y"], 5, 8)
     after = {key: one.numpy() for key, one in models[0].consensus_state_dict().items() if "num_" not in key}
-    # The gradient of a bias before a normalisation is rounding alone, of which Adam makes whole steps.
+    # The gradient of a bias before a normalisation is rounding alone, and Adam makes whole steps of it.
     assert_close(after, kept, f"torch_{optimizer}", but=["0.bias"])
 
 

@@ -78,7 +78,7 @@ def fitted(strategy, module=None, **options):
 
 
 def looped(strategy, optimizer=None, accumulate=1, clip=None, synchronised=False):
-    """The same training by a loop of one's own."""
+    """This training by a plain loop."""
     module = Module()
     if synchronised:
         module.net = nn.SyncBatchNorm.convert_sync_batchnorm(module.net)

@@ -189,7 +189,7 @@ def network(apart, **how):
 
 
 def tables_of(net, batch):
-    """By which table each node is computed in a step of so many samples; "": by the operation of another node."""
+    """The table that computes each node in a step of `batch` samples; "": the operation of another node does."""
     with gg.Trainer(net) as trainer:
         x = np.zeros((batch, 12), np.int32)
         trainer.train_step(x, x)

@@ -22,7 +22,7 @@ OPTIMIZERS = {
 
 
 def one_worker(kind, **options):
-    """Strategies with servers, for p ranks of which one trains: who comes first is then no question."""
+    """Strategies with servers, for p ranks with one that trains: no order of arrival matters."""
     return lambda p: kind(**options, **({"servers": p - 1, "dedicated": True, "chunk_bytes": 6000} if p > 1 else {}))
 
 

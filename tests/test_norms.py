@@ -103,7 +103,7 @@ def test_updates_are_those_of_a_float64_reference(strategy, optimizer, gradients
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_averaging_strategies_have_equal_replicas_and_one_result(optimizer):
-    """The same bits on every rank; the same result whoever adds, cuts and updates."""
+    """Equal bits on every rank, and equal results whoever adds, cuts and updates."""
     found = {}
     for name in ("allreduce", "layerwise", "overlapped"):
         strategy = gg.LayerwiseAllReduce(chunk_bytes=64) if name == "layerwise" else STRATEGIES[name]

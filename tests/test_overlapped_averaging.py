@@ -219,7 +219,7 @@ def dag():
 
 
 def dag_run(p, strategy, sizes, steps=4, **options):
-    """Batches of unlike sizes, of which some are computed by the one table and some by the other."""
+    """Batches of unlike sizes: each table computes some of them."""
     trainer = trainer_of(p, OPTIMIZERS["nesterov"], strategy, net=dag(), **options)
     generator = np.random.default_rng(3)
     seen = []

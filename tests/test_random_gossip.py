@@ -21,12 +21,12 @@ def replicas(trainer):
 
 
 def zeros(p, steps):
-    """Data for so many steps of 4 samples a rank."""
+    """Data for `steps` steps of 4 samples a rank."""
     return np.zeros((4 * p * steps, 1, 8, 8), np.float32), np.zeros(4 * p * steps, np.int64)
 
 
 def fit_still(p, strategy, steps, **options):
-    """Weights of all ranks before and after so many steps at rate 0, and the history's last record."""
+    """Weights of all ranks before and after `steps` steps at rate 0, and the history's last record."""
     trainer = trainer_of(p, STILL, strategy, **options)
     before, _ = randomise(trainer, np.random.default_rng(p))
     history = trainer.fit(zeros(p, steps), batch_size=4, progress=False)

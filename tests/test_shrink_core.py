@@ -32,7 +32,7 @@ def twinned(arrays):
 
 
 def network():
-    """A convolution with its normalisation, of 4 filters of which 2 are twins, and 8 units of which 2 are."""
+    """A convolution with its normalisation, 2 of 4 filters twins, and 8 units with 2 twins."""
     layers = [gg.Conv2d(4, 3, name="conv"), gg.BatchNorm2d(name="norm"), gg.ReLU(), gg.Flatten()]
     layers += [gg.Linear(8, name="fc"), gg.ReLU(), gg.Linear(3, name="out")]
     net = gg.Sequential(layers, input=(1, 8, 8), name="twins")

@@ -61,7 +61,7 @@ def trained(train, ranks=3, batch=4, strategy=None, epochs=2, validation=None, n
 @pytest.mark.parametrize("count", [37, 40])
 @pytest.mark.parametrize("targets", [False, True])
 def test_a_source_trains_as_memory_does(count, targets):
-    """The same bits, whoever reads, in whatever number of threads; the order is that of the seed and the epoch."""
+    """Bits do not depend on the reader or its threads; seed and epoch give the order."""
     x, y = arrays(count)
     validation = gg.Dataset(*arrays(17, seed=1))
     wanted = trained(gg.Dataset(x, y), validation=validation)

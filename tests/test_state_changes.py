@@ -39,7 +39,7 @@ def steps(x: gg.Exchange, count: int, rng: Any = None) -> None:
 
 
 def trained(seed: int, p: int, strategy: Any, compression: Any = None, optimizer: Any = None) -> dict[str, Any]:
-    """A state after some steps, of which one has loaded weights."""
+    """A state after some steps; one of them loaded weights."""
     rng = np.random.default_rng(seed)
     with exchange(p, strategy, compression, optimizer) as x:
         x.load_weights(drawn(rng))

@@ -209,7 +209,7 @@ def test_the_rate_is_reduced_on_a_plateau():
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_plateau_is_a_schedule_and_resumes(data, tmp_path, order):
-    """The same bits as never having stopped, whether checkpoints are written before or after the rate is looked at."""
+    """A resume has the bits of an uninterrupted run, whether Checkpoint or the plateau comes first."""
     plan = gg.schedules.Plateau(monitor="train_loss", factor=0.5, patience=2, min_delta=10.0)
     net = gg.Sequential([gg.Linear(8), gg.Tanh(), gg.Linear(3)], input=(6,))
 

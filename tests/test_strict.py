@@ -43,7 +43,7 @@ def rows():
 
 
 def heads():
-    """Two inputs; heads of which one is for training only, with weights of classes and positions that do not count."""
+    """Two inputs; two heads, one for training only, with weights of classes and positions that do not count."""
     tokens, facts = gg.Input((5,), dtype="int32"), gg.Input((3,))
     y = gg.LSTM(6, layers=2, stateful=True, name="rnn")(gg.Embedding(7, 4)(tokens))
     joined = gg.Concat()(gg.Flatten()(y), facts)
@@ -481,7 +481,7 @@ def test_ranks_with_other_kinds_of_devices_are_refused(mpirun):
 
 
 def test_the_default_device(monkeypatch):
-    """$GOSSIPGRAD_DEVICE, unless a backend is asked for, all of which are the CPU's."""
+    """$GOSSIPGRAD_DEVICE, unless a backend is asked for: all backends are the CPU's."""
     net, one = gg.models.mlp(4, (3,), 2), gg.VirtualCluster(1)
 
     def device(**options):

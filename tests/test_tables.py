@@ -283,7 +283,7 @@ def test_classes_that_are_no_list_of_names(file, classes):
 
 
 def test_features_far_from_0_keep_their_differences(file):
-    """Times in seconds, of which float32 has one in 128: standardised before they are rounded, in every reader."""
+    """float32 holds one in 128 of these seconds, so every reader standardises times before it rounds them."""
     x = 1.7e9 + np.arange(1000.0)[:, None]
     wanted = (x - x.mean()) / x.std()
     lines = "".join(f"{value:.0f},0\n" for value in x[:, 0])

@@ -283,7 +283,7 @@ def test_a_table_from_the_command_line(tmp_path):
 
 
 def test_a_table_under_mpi(mpirun):
-    """The same bits as in the virtual cluster."""
+    """MPI gives the bits of the virtual cluster."""
     text = (
         f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}]\n"
         "import numpy as np, gossipgrad as gg\n"

@@ -60,7 +60,7 @@ def parts_of(step, rank):
 
 
 def backward(model, step, rank, parts):
-    """The gradient of the mean over the samples of these batches, of which the last one's pass is exchanged."""
+    """The gradient of the mean over the samples of these batches; the last one's pass is exchanged."""
     n = sum(len(y) for _, y in parts)
     for part, (x, y) in enumerate(parts):
         with model.no_sync() if part < len(parts) - 1 else contextlib.nullcontext():

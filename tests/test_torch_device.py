@@ -97,7 +97,7 @@ def made(monkeypatch):
 
 
 def run(models, copies, loss_of, steps=6, **how):
-    """Steps of two backward passes, of which the first only adds up; evaluations in between."""
+    """Steps of two backward passes; the first only adds up; evaluations in between."""
 
     def train(model, rank):
         own = copies[rank] if copies else None

@@ -29,7 +29,7 @@ def _grouped(net, of_torch=False):
 
 
 def _with_momenta(net, of_torch=False):
-    """The same; the first layer's weights have no momentum."""
+    """As _grouped, but the first layer's weights have no momentum."""
     groups = _grouped(net, of_torch)
     groups[0]["momentum"] = 0.0
     return groups

@@ -90,7 +90,7 @@ def test_gradients_are_the_same_views_in_all_steps():
 
 
 def _zeroed(when, to_none):
-    """A loop that zeroes gradients at this place, in a step of two backward passes of which one is not exchanged."""
+    """A loop that zeroes gradients at this place, in a step of two backward passes; one is not exchanged."""
 
     def train(model, optimizer, end, no_sync):
         for step in range(4):
@@ -574,7 +574,7 @@ def test_a_compiled_module():
 
 @pytest.mark.parametrize("how", ["inputs", "no_sync"])
 def test_a_loss_through_another_wrapped_module(how):
-    """Two networks of which one's loss goes through the other, as of a GAN."""
+    """Two networks; the loss of one goes through the other, as in a GAN."""
 
     def made():
         torch.manual_seed(5)

@@ -75,8 +75,7 @@ def test_a_state_of_before_goes_on_with_a_warning():
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "torch sgd"])
 def test_one_state_for_all_goes_on_as_if_nothing_had_been(kind, tmp_path):
-    """Under an all-reduce replicas are equal, so one file is all there is; an optimizer of torch's has moments of each
-    rank's own, of which only the mean counts."""
+    """Under an all-reduce replicas are equal, so one file is enough. Moments of a torch optimizer count as a mean."""
     optimizer = {"sgd": gg.SGD(0.1, momentum=0.9), "adam": gg.Adam(0.01), "torch sgd": sgd}[kind]
     models = made(2, optimizer, gg.AllReduce())
     from_step(models, 0, 3)

@@ -87,7 +87,7 @@ def fixed(record):
 
 @pytest.mark.parametrize("kind", [gg.GossipGraD, gg.LayerwiseAllReduce])
 def test_measuring_leaves_no_trace_in_a_report(kind):
-    """The same sizes, chosen and given: every count and every virtual second alike; uneven and late ranks."""
+    """Chosen and given sizes that are equal give equal counts and virtual seconds; uneven and late ranks."""
     circumstances = SLOW | {"compute_time": [0.01, 0.02, 0.005], "straggler": gg.Straggler(0.3, 0.05)}
     tuned, cut = run(kind(), gg.VirtualCluster(3, **circumstances), epochs=2)
     again, _ = run(kind(), gg.VirtualCluster(3, **circumstances), epochs=2)

@@ -71,7 +71,7 @@ def of_wheel(program):
 
 
 def system_mpicc():
-    """The command of the MPI wrapper to use, or None for the wheel. The same answer in every build hook."""
+    """The command of the MPI wrapper to use, or None for the wheel. Every build hook gets one answer."""
     named = shlex.split(os.environ.get("MPICC", ""))
     if named == ["wheel"]:
         return None
@@ -311,7 +311,7 @@ class Mpi:
 
 
 class OneDnn:
-    """The same for oneDNN. mode "none": no wheel for this machine and no ONEDNN_ROOT; the own backend remains."""
+    """Likewise for oneDNN. mode "none": no wheel for this machine and no ONEDNN_ROOT; the own backend remains."""
 
     def __init__(self):
         root = os.environ.get("ONEDNN_ROOT")

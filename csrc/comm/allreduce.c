@@ -145,7 +145,7 @@ static void *sent_at(const gg_allreduce *allreduce, size_t at) {
     return gg_codec_at(allreduce->form.codec, base, at);
 }
 
-/* The same of the sum. */
+/* The sum at this place. */
 static void *sum_at(const gg_allreduce *allreduce, size_t at) {
     return allreduce->form.exact_sum ? allreduce->data + at : sent_at(allreduce, at);
 }

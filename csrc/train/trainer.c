@@ -200,7 +200,7 @@ gg_status gg_trainer_run(gg_trainer *t, int64_t steps, bool (*watch)(void *conte
     return gg_team_run_watched(t->team, trainer_run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS});
 }
 
-/* Sums and maxima over the ranks, each of which gives its counts to all. */
+/* Sums and maxima over the ranks; each rank gives its counts to all. */
 static gg_status gather_counts(gg_transport *transport, const gg_progress_counts *own, gg_epoch_summary *out) {
     gg_status status = GG_OK;
     gg_progress_counts *all = NULL;

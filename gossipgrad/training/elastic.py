@@ -10,7 +10,7 @@ READ_ALL = 2**63 - 1  # a rank's whole share: csrc/data/division.h
 
 
 def continued(position: Record, size: int, workers: int) -> Record:
-    """The position of `Replicas.where_in_epoch` for `size` ranks, the first `workers` of which train.
+    """The position of `Replicas.where_in_epoch` for `size` ranks; the first `workers` ranks train.
 
     The samples that no rank has read are dealt anew (csrc/data/division.h). The batch size is that of the new fit.
     """

@@ -224,7 +224,7 @@ static inline gg_graph *transformer(int64_t heads, bool packed, bool bias, bool 
     return finish_graph(graph, add_linear(graph, "out", 3, at));
 }
 
-/* Units that change their axis, a part of which is read by each of two layers, and that zeros are put around. */
+/* Units that change their axis and get zeros around them; each of two layers reads a part of them. */
 static inline gg_graph *rearranged(void) {
     gg_graph *graph = begin_graph((gg_shape){2, {8, 4}});
     gg_layer_desc turn = layer(GG_LAYER_PERMUTE, "turn"), part = layer(GG_LAYER_SLICE, "left"),

@@ -28,7 +28,7 @@ typedef struct corruption {
     int peer, tag; /* of the corrupted messages; -1: any */
     int which;     /* the first of them, 0, 1, ..., that is corrupted */
     int many;      /* number of corrupted messages; 0 counts as 1 */
-    size_t least;  /* only messages of at least so many bytes count */
+    size_t least;  /* min bytes of a message that counts */
     size_t keep;
     ptrdiff_t at;
     unsigned char mask;

@@ -20,7 +20,7 @@ typedef struct late_device {
     gg_device head;
     late_work work[LATE_MAX];
     int64_t given, done;
-    int lag; /* > 0: a mark is work of its own, of which every `lag`-th look does a piece */
+    int lag; /* > 0: a mark is separate work, and every `lag`-th look does a piece of it */
     int looks;
     int surge;       /* > 0: the so-manieth look from now on finds all work done */
     int shared;      /* blocks that the device shares */

@@ -496,7 +496,7 @@ static inline gg_graph *named_graph(int which) {
         d = join(graph, GG_LAYER_CONCAT, 3, (int[]){c, a, c});
         end = join(graph, GG_LAYER_CONCAT, 2, (int[]){d, b});
         break;
-    case 3: /* the same value twice in a sum, and a flattened value beside the image */
+    case 3: /* a sum of a value and itself, and a flattened value beside the image */
         a = add1(graph, window(GG_LAYER_CONV2D, 2, 3, 2, 1), 0);
         b = join(graph, GG_LAYER_ADD, 2, (int[]){a, a});
         c = kind(graph, GG_LAYER_FLATTEN, b);

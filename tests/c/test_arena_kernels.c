@@ -381,7 +381,7 @@ static void test_arenas(void) {
         CHECK_NEAR(gg_backend_native.sum_squares(device, n, a, NULL), own, 1e-12 * (1 + own));
         const double found = gg_backend_native.sum_squares(device, n, a, b);
         if (isnan(first_squares[s])) first_squares[s] = found;
-        CHECK(found == first_squares[s]); /* the same bits with any threads and any instructions */
+        CHECK(found == first_squares[s]); /* equal bits with any threads and any instructions */
 
         const float *const sources[3] = {a, b, c};
         const float scale[3] = {0.25f, -2.0f, 0.7f};

@@ -1,5 +1,5 @@
 /* A server's answers are complete when it has settled, even where its transport learns late that they were received:
- * what ends then cancels none. Two ranks, of which the last one is the server. */
+ * what ends then cancels none. Two ranks; the last one is the server. */
 #include "base/memory.h"
 #include "check.h"
 #include "comm/team.h"

@@ -531,7 +531,7 @@ static void source_destroy(gg_source *head) {
 
 static const gg_source_table source_table = {.read = source_read, .destroy = source_destroy};
 
-/* The set of make_set, of which the source reads the samples, and also the targets unless `targets`. */
+/* The set of make_set. The source reads the samples, and also the targets unless `targets`. */
 static test_source *make_source(int64_t count, bool targets, gg_dataset *out) {
     test_source *source = NULL;
     if (!CHECK_OK(gg_calloc(1, sizeof *source, "a source", &source))) return NULL;

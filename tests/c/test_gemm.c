@@ -538,8 +538,8 @@ static void check_rows(gg_device *device, int64_t batch, int64_t in, int64_t out
 /* Whether a weight's gradient is a split or a paired product. */
 static bool is_packed(gg_isa isa, int64_t batch, int64_t in) { return gg_packed_gradient_for(isa, batch, in) != NULL; }
 
-/* Layers of which rows are computed: of few samples; with rows so long that four of them are a block; of samples that
- * paired products sum in two parts. */
+/* Layers whose rows are computed: few samples; rows so long that four of them are a block; samples that paired products
+ * sum in two parts. */
 static void test_rows_of_gradients(void) {
     enum { IN_PARTS = 160 };
     static const int64_t sizes[][3] = {{1, 50, 33},       {5, 50, 300},   {16, 700, 150},

@@ -517,7 +517,7 @@ static double count_reports(const gg_stall_facts *facts) {
     return reports < 3 ? 0.01 : 0;
 }
 
-/* Rank 0 waits for a byte that rank 1 sends after so many seconds. */
+/* Rank 0 waits for a byte that rank 1 sends after `seconds`. */
 static void wait_for_late(gg_transport *t, int rank, double seconds) {
     gg_request request = {0};
     int64_t step = 7;

@@ -35,7 +35,7 @@ static gg_graph *make_graph(void) {
     return graph;
 }
 
-/* Of tokens, in the order of the set. wrong: a sample of which one is no row of the table; -1: none. */
+/* Of tokens, in the order of the set. wrong: the sample with a token that is no row of the table; -1: none. */
 static void make_set(int wrong, gg_dataset *out) {
     *out = (gg_dataset){.count = SAMPLES, .inputs = 1, .targets = 1};
     out->field[0] = (gg_field){.dtype = GG_UINT8, .tokens = true, .scale = 1, .shape = {.dims = 1, .size = {LENGTH}}};

@@ -1,5 +1,5 @@
-/* Packed messages that arrive wrong: an error that says whose, and of which layers, or numbers that are others; nothing
- * else, whatever the bytes. */
+/* Packed messages that arrive wrong give an error that names rank and layers, or other numbers; nothing else, whatever
+ * the bytes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -91,7 +91,7 @@ static gg_strategy_options compressed(gg_strategy_kind kind, gg_compression_sele
     return options;
 }
 
-/* Around a centre on so many servers, the last ranks, or without any. */
+/* Around a centre on `servers` servers, the last ranks, or without any. */
 static gg_strategy_options centred(gg_strategy_kind kind, int servers, gg_compression_mode mode) {
     gg_strategy_options options = compressed(kind, GG_SELECTION_LOCAL, mode);
     options.centre.period = 1;
@@ -114,7 +114,7 @@ static void test_strategy(gg_strategy_options options, int tag, int which, const
     int wrong = 0, cases = 0;
     CHECK_INT(run(options, c, text), 0);
     CHECK_TEXT(text, "");
-    /* Only so many bytes come; more come; any byte is another. */
+    /* Fewer bytes come; more come; any byte is another. */
     for (size_t keep = 1; keep < 24; ++keep) {
         c = from, c.kind = CORRUPT_TRUNCATE, c.keep = keep;
         CHECK_INT(run(options, c, text), 1);

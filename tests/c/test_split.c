@@ -531,7 +531,7 @@ static void test_conv_finish(void) {
     buffer_free(&bias);
 }
 
-/* Scratch of the weights' gradient is bounded: a pass of which not even one part fits is refused, and only that one. */
+/* Scratch of the weights' gradient is bounded: a pass is refused, and no other, if not even one of its parts fits. */
 static void test_conv_scratch(void) {
     static const struct {
         int64_t in, out, kernel;

@@ -35,7 +35,7 @@ template <class T> struct buffer {
     std::vector<T> all() const { return std::vector<T>(p, p + n); }
 };
 
-/* The same numbers in every run. */
+/* Numbers that are equal in every run. */
 struct random_numbers {
     uint64_t state;
     explicit random_numbers(uint64_t seed) : state(seed * 2654435769u + 1) {}

@@ -130,7 +130,7 @@ void test_gradient(const made &m, const floats &x, const floats &error, size_t s
     check_all(gradient.all(), wanted, (double)(m.s.batch * m.s.output[0] * m.s.output[1]));
 }
 
-/* skip: arrays begin so many values behind an aligned address. */
+/* skip: values between an aligned address and the arrays. */
 void test_conv(const made &m, size_t skip = 0) {
     random_numbers r(m.inputs + m.outputs);
     const floats x = short_floats(r, m.inputs), weight = short_floats(r, m.weights);

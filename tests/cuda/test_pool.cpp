@@ -110,7 +110,7 @@ int main() {
         test_pool(pool_desc(GG_OP_AVG_POOL2D, 2, shape({3, 9, 7}), window(3, 2, 1, 1, true, true)), layout);
         test_pool(pool_desc(GG_OP_AVG_POOL2D, 1, shape({2, 17, 13}), window(9, 4, 2, 1, true, false)), layout);
     }
-    /* Channels side by side, of which a thread has several. */
+    /* Channels side by side; a thread has several. */
     for (int64_t channels : {4, 8, 16, 24}) {
         const gg_layout nhwc = GG_LAYOUT_NHWC;
         gg_op_desc cut = pool_desc(GG_OP_MAX_POOL2D, 3, shape({channels, 9, 7}), window(3, 2, 1, 1, true, false));

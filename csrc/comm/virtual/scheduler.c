@@ -8,7 +8,7 @@
  * strategy in one step. */
 #define POLL_LIMIT 100000
 #define POLL_AGAIN 1000
-#define POLL_HOPELESS 50000000 /* the same when no other rank can run: about a second, then it fails */
+#define POLL_HOPELESS 50000000 /* when no other rank can run: about a second, then it fails */
 
 /* Only ranks that poll can run: one of them may send next. */
 static bool release_polling(gg_virtual *cluster) {

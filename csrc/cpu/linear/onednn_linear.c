@@ -17,7 +17,7 @@
 typedef struct linear {
     gg_dnn_op *op;
     const_dnnl_memory_desc_t input, output, weight, bias; /* bias NULL means none */
-    const_dnnl_memory_desc_t weight_transposed, bias_row; /* the same memory as (in, out) and (1, out) */
+    const_dnnl_memory_desc_t weight_transposed, bias_row; /* views of this memory as (in, out) and (1, out) */
     dnnl_primitive_desc_t forward;
 } linear;
 

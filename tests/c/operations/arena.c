@@ -24,7 +24,7 @@ static PyObject *widened_copy(const uint16_t *data, Py_ssize_t n) {
     return (PyObject *)array;
 }
 
-/* The same, of either type. */
+/* Likewise, of either type. */
 static PyObject *wire_copy(gg_dtype wire, const void *data, Py_ssize_t n) {
     return wire == GG_BFLOAT16 ? widened_copy(data, n) : array_copy(data, n);
 }

@@ -144,7 +144,7 @@ static void *strict_thread(void *context) {
 
 /* ---- giving work, and waiting ---- */
 
-/* Until so many records of a queue are done. Holding the mutex. */
+/* Waits until `number` records of a queue are done. Holding the mutex. */
 static void wait_until(gg_strict *device, gg_queue queue, int64_t number) {
     if (device->queue[queue].done >= number) return;
     device->waiting++;

@@ -165,7 +165,7 @@ static inline size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAG
 /* Work. `packet` is copied. */
 work *gg_standin_give(int place, const char *function, gg_standin_run *run, const void *packet, size_t bytes,
                       const gg_standin_uses *uses);
-void gg_standin_wait(int place, long position); /* until so many pieces of the stream's work are done */
+void gg_standin_wait(int place, long position); /* until this many pieces of the stream's work are done */
 void gg_standin_wait_all(void);
 
 /* Every function of the runtime: begins with the lock, ends with LEAVE, which leaves the error for cudaGetLastError.

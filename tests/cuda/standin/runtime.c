@@ -334,7 +334,7 @@ static void do_transfer(void *packet) {
     else memset(it->to, it->value, it->bytes);
 }
 
-/* Host memory of which nothing is pinned. */
+/* Host memory without a pinned part. */
 static bool is_pageable(const void *at, size_t bytes) {
     const int before = gg_standin_block_before((uintptr_t)at + bytes - 1);
     return !gg_standin_is_of_device((uintptr_t)at) &&

@@ -51,7 +51,7 @@ GG_STANDIN_PUBLIC void gg_standin_plant(const char *function, int nth, int code,
 GG_STANDIN_PUBLIC long gg_standin_count(const char *what);
 /* Writes the texts of violations since gg_standin_begin, a line each, and gives their number. */
 GG_STANDIN_PUBLIC int gg_standin_violations(char *text, size_t bytes);
-/* The same of everything that was created or allocated, ever, and is still alive. Waits for all work. */
+/* Counts everything that was ever created or allocated, and is still alive. Waits for all work. */
 GG_STANDIN_PUBLIC int gg_standin_leaks(char *text, size_t bytes);
 
 /* In the library with kernels: what the emulation found wrong in them, ever; it prints what. */
