@@ -496,7 +496,7 @@ static void choose_partner(comparison *it, int i) {
 
 static bool is_rounding(const comparison *it, int i) { return it->distance[i] <= ROUNDING * it->norm[i]; }
 
-/* The unit that costs least; -1: none within what is left of the budget. */
+/* The unit that costs least; -1: none within the rest of the budget. */
 static int cheapest_unit(const comparison *it, double budget) {
     int best = -1;
     double least = INFINITY;

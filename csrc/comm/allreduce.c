@@ -19,7 +19,7 @@ struct gg_allreduce {
     char *reply;          /* displaces: message memory, own elements for each rank */
     float *exact;         /* displaces, rest: the sum of the own slice, not rounded */
     char *landing;        /* own elements for each rank */
-    float *landed;        /* `count` elements where what is gathered lands; NULL: in form.gathered itself */
+    float *landed;        /* where `count` gathered elements land; NULL means form.gathered */
     const void **source;
     /* One a rank each: parts of the own slice, and this rank's sent parts of the others'; slices of the sum, and the
      * sent own one. */

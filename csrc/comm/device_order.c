@@ -36,7 +36,7 @@ static device_order *order_of(gg_transport *transport) { return (device_order *)
 static gg_transport *order_inner(gg_transport *transport) { return order_of(transport)->inner; }
 static awaiting *awaiting_of(gg_request *request) { return (awaiting *)request->private_; }
 
-/* ---- what is held back ---- */
+/* ---- messages that are held back ---- */
 
 /* Gives a request to the inner transport, which begins it anew. */
 static gg_status pass_on(device_order *own, gg_request *request, gg_sums *sums) {

@@ -64,7 +64,7 @@ static int compare_ids(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Removes what a division has read from its list of `count` samples; returns how many are left. */
+/* Removes the samples that a division has read from its list of `count`; returns the number left. */
 static int64_t remove_read(const gg_division *d, int64_t count, uint32_t *list) {
     int64_t left = 0;
     for (int64_t i = 0; i < count; ++i)

@@ -10,7 +10,7 @@ typedef struct gg_division {
     const int64_t *read; /* of each rank: samples of its order that it has read when the part ends, or GG_READ_ALL */
 } gg_division;
 
-#define GG_READ_ALL INT64_MAX /* its whole share; also what is left out with drop_last */
+#define GG_READ_ALL INT64_MAX /* its whole share, with samples left out by drop_last */
 
 /* An epoch that begins on division[0].ranks ranks and has continued on each later number in turn. */
 typedef struct gg_divided_epoch {

@@ -10,7 +10,7 @@ typedef struct multi_head_op {
     gg_op head;
     gg_op *step[STEPS];
     size_t prepared_at[STEPS];
-    size_t packed_at, mixed_at, saved_at[STEPS];      /* in what is saved; without training in scratch */
+    size_t packed_at, mixed_at, saved_at[STEPS];      /* in saved memory; without training in scratch */
     size_t grad_packed_at, grad_mixed_at, scratch_at; /* in scratch */
 } multi_head_op;
 

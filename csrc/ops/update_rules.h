@@ -3,7 +3,7 @@
  *
  * A kernel's file includes this header again, after it has defined
  *   GG_RULE_VALUE      a number or a vector of them, with + - * /
- *   GG_RULE_FACTOR     what a value is multiplied by
+ *   GG_RULE_FACTOR     a factor of a value
  *   GG_RULE_INLINE     qualifiers of a function
  *   GG_RULE_NUMBER(x)  a factor from a float
  *   GG_RULE_SPLAT(x)   a value from a float

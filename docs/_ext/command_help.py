@@ -1,4 +1,4 @@
-"""The directive `command-help`: what `gossipgrad COMMAND --help-all` prints, so that the page says what it does."""
+"""The directive `command-help`: the output of `gossipgrad COMMAND --help-all`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The package's docstrings as reStructuredText.
 
-They are written for help(): paragraphs, and lists of keywords in two columns, a name and what it means. Here names
-become the terms of a definition list, paragraphs are escaped, and what is indented by four columns is shown as code.
+They are written for help(): paragraphs, and lists of keywords in two columns, a name and its meaning. Here names
+become the terms of a definition list, paragraphs are escaped, and text indented by four columns is shown as code.
 """
 
 from __future__ import annotations

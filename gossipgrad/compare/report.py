@@ -75,7 +75,7 @@ def row(result: Mapping[str, Any], target: float | None) -> Record:
 
 
 def _end(points: Sequence[Mapping[str, Any]], ranks: int, target: float | None) -> Record:
-    """What the row has of a run's points."""
+    """The columns of a row that follow from a run's points."""
     last = points[-1]
     clock = last["exposed_communication_seconds"] + last["compute_seconds"]
     return {key: last[key] for key in _ROW if key in last} | {

@@ -1,4 +1,4 @@
-"""The form of a page: what its head has, its style, and the script that draws."""
+"""The form of a page: its head, its style, and the script that draws."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def section(title: str, body: str) -> str:
     return f"<section><h2>{escaped(title)}</h2>\n{body}</section>\n" if body else ""
 
 
-# The policy allows what is inside and no request.
+# The policy allows the page's own content and no request.
 HEAD = """\
 <meta name='viewport' content='width=device-width, initial-scale=1'>
 <meta name='color-scheme' content='light dark'>

@@ -92,7 +92,7 @@ static size_t choose_all(gg_device *device, const gg_pack_args *a) {
     return entries;
 }
 
-/* ---- what is sent, and removed ---- */
+/* ---- sent and removed elements ---- */
 
 PACK_INLINE float term_of(const gg_pack_args *a, size_t j) {
     return a->residue != NULL ? a->residue[j] : a->value[j] - a->known[j];
