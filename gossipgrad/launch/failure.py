@@ -63,7 +63,7 @@ def first_to_report() -> bool:
     if not by_net():
         return _core.first_to_report()
     try:
-        os.close(os.open(_mark("reported"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        os.close(os.open(mark("reported"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
         return False
     except OSError:
@@ -141,7 +141,7 @@ def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException
     end.daemon = True
     end.start()
     if by_net():
-        with contextlib.suppress(OSError), open(_mark(f"told-{rank}"), "w"):
+        with contextlib.suppress(OSError), open(mark(f"told-{rank}"), "w"):
             pass
         os._exit(code)  # the launcher ends the others
     _core.abort(code)

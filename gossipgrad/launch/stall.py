@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 
 from gossipgrad import _core
 from gossipgrad.launch import FOLDER
-from gossipgrad.launch.failure import launched_rank, launched_size
-from gossipgrad.launch.origin import all_here, job_folder
+from gossipgrad.launch.failure import launched_rank, launched_size, mark
+from gossipgrad.launch.origin import all_here
 
 SECONDS = 10.0
 REPEAT = 6  # as GG_STALL_REPEAT
@@ -142,8 +142,7 @@ def _users_line() -> str:
 
 def _file(name: str) -> str:
     """A file of this job on this host; "": the launcher has no folder."""
-    folder, job = job_folder()
-    return os.path.join(folder, f"gossipgrad-waits-{job}-{name}") if folder and job else ""
+    return mark(f"waits-{name}")
 
 
 def _write(name: str, text: str) -> None:
