@@ -2,7 +2,7 @@
 
     python benchmarks/gossip_accuracy.py --json runs.json
     python benchmarks/gossip_accuracy.py --json runs.json --norms batch --strategies weights quasi-global
-    python benchmarks/gossip_accuracy.py --json runs.json --strategies allreduce gossipgrad auto --plot accuracy.png
+    python benchmarks/gossip_accuracy.py --json runs.json --plot accuracy.png --plot-cost spread.png
 
 The first 10,000 images train, the 10,000 official ones test. Runs with one seed have equal initial weights. Prints a
 row for each normalisation, batch and strategy: the mean accuracy of the consensus model at its best rate, least and
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[128])
     parser.add_argument("--batches", type=int, nargs="+", default=[4], help="samples a rank and step")
     parser.add_argument("--norms", nargs="+", choices=NORMS, default=list(NORMS))
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=["allreduce", "gossipgrad"])
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=["allreduce", "gossipgrad", "auto"])
     parser.add_argument("--rates", type=float, nargs="+", default=[0.03, 0.1, 0.3])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--epochs", type=int, default=8)
