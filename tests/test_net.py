@@ -1,12 +1,12 @@
 """Ranks without MPI (gossipgrad run --transport net): bits of the virtual cluster, ends of ranks, authentication."""
 
+import contextlib
 import dataclasses
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ import test_mpi
 from conftest import ROOT, own_lines, run_group
 
 from gossipgrad.errors import CommunicationError
-from gossipgrad.launch import net, net_launcher, start
+from gossipgrad.launch import leftovers, net, net_launcher, start
 
 virtual = test_mpi.virtual  # a fixture
 pytestmark = test_mpi.pytestmark
@@ -97,14 +97,11 @@ def test_the_bits_of_every_strategy(p, nodes, netrun, virtual):
     compare(test_mpi.runs(p), p, ["--nodes", str(nodes)], netrun, virtual)
 
 
-def nothing_left(run):
-    """run() leaves no file in shared memory or in the temporary folder, and no process."""
-    places = [Path("/dev/shm"), Path(tempfile.gettempdir())]
-    before = [{one for one in place.iterdir() if "gossipgrad" in one.name} for place in places]
-    done = run()
-    after = [{one for one in place.iterdir() if "gossipgrad" in one.name} for place in places]
-    assert [new - old for new, old in zip(after, before, strict=True)] == [set(), set()]
-    return done
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert condition()
 
 
 CALLS = """
@@ -149,16 +146,20 @@ ENDS = {
 @pytest.mark.core(1)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("nodes", [pytest.param("1", marks=pytest.mark.full), "2"])
-def test_however_one_rank_ends_all_end(end, nodes, netrun):
+def test_however_one_rank_ends_all_end(end, nodes, netrun, tmp_path):
     how, code, lines, word = ENDS[end]
     text = HEAD + f"if team.rank == 1: {how}\nwhile True: team.allreduce(x)\n"
-    done = nothing_left(lambda: netrun(2, text, "--nodes", nodes, check=False))
+    place = tmp_path / "temporary"
+    place.mkdir()
+    done = netrun(2, text, "--nodes", nodes, check=False, env={"TMPDIR": str(place)})
+    assert not list(place.iterdir())
     assert done.returncode == code, done.stderr
     own = [one for one in own_lines(done.stderr) if "which has ended" not in one]
     assert own == lines, done.stderr
     assert word in done.stderr and done.stderr.count("on purpose") <= 2  # a traceback has the line, and the error
 
 
+@pytest.mark.full
 def test_lines_of_ranks_do_not_mix(netrun):
     """Each rank writes its lines in pieces; the last one without an end."""
     text = HEAD + (
@@ -185,6 +186,42 @@ def test_a_signal_ends_all(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM and own_lines(err)[-1] == "gossipgrad: terminated", err
 
 
+@pytest.mark.core(1)
+@pytest.mark.parametrize("killed", ["supervisor", "launcher"])
+def test_a_killed_launcher_leaves_nothing(killed, tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(HEAD + "print(os.getpid(), os.getppid(), flush=True)\nwhile True: team.allreduce(x)\n")
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([*RUN, "-n", "2", str(script)], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environ)
+    assert process.stdout is not None
+    pids = [[int(word) for word in process.stdout.readline().split()] for _ in range(2)]
+    assert [one for one in tmp_path.iterdir() if one.name.startswith("gossipgrad-net-")]
+    os.kill(process.pid if killed == "supervisor" else pids[0][1], signal.SIGKILL)
+    process.stdout.read()  # ends with the last process
+    process.wait(60)
+    wait_for(lambda: [one.name for one in tmp_path.iterdir()] == ["ranks.py"])
+    wait_for(lambda: not [pid for pair in pids for pid in pair if is_alive(pid)])
+
+
+def is_alive(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def test_folders_of_ended_jobs_are_removed(tmp_path):
+    here, host = os.getpid(), os.uname().nodename
+    names = [
+        f"gossipgrad-net-{host}-{here}-ab",
+        f"gossipgrad-net-{host}-999999999-cd",
+        "gossipgrad-net-else-999999999-e",
+    ]
+    for name in names:
+        (tmp_path / name).mkdir()
+    shared = tmp_path / "shm"
+    assert leftovers.remove_leftovers(str(shared), str(tmp_path), -60.0) == [str(tmp_path / names[1])]
+
+
 # ---- authentication
 
 
@@ -206,13 +243,6 @@ def handshakes(monkeypatch):
     yield make
     for one in made:
         one.listener.close()
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert condition()
 
 
 def test_ranks_that_know_the_secret_meet_and_strangers_are_dropped(handshakes):

@@ -22,6 +22,8 @@ AGE = 600.0
 SEGMENT = re.compile(r"(?:sm_segment|vader_segment)\.(?P<host>.+)\.\d+\.[0-9a-f]+\.\d+|gossipgrad-\d+-\d+-\d+-\d+")
 # ompi.PID of Open MPI's mpiexec
 FOLDER = re.compile(r"ompi\.(?P<process>\d+)")
+# gossipgrad-net-HOST-PID-RANDOM of `gossipgrad run --transport net`
+OF_NET = re.compile(r"gossipgrad-net-(?P<host>.+)-(?P<process>\d+)-\w+")
 
 
 def _mapped(names: set[str]) -> set[str]:
@@ -75,7 +77,7 @@ def remove(paths: Iterable[str]) -> None:
 def remove_leftovers(shared: str = "/dev/shm", temporary: str | None = None, age: float = AGE) -> list[str]:
     """Remove leftovers of dead jobs of this user and host; returns the paths removed.
 
-    Segments that no living process has mapped, and mpiexec's folders whose process has ended; all of them older than
+    Segments that no living process has mapped, and launchers' folders whose process has ended; all of them older than
     `age` seconds. Doubtful files stay.
     """
     before, host = time.time() - age, os.uname().nodename
@@ -93,12 +95,13 @@ def remove_leftovers(shared: str = "/dev/shm", temporary: str | None = None, age
             os.unlink(os.path.join(shared, name))
             removed.append(os.path.join(shared, name))
     for name in sorted(_entries(temporary)):
-        found = FOLDER.fullmatch(name)
+        of_net = OF_NET.fullmatch(name)
+        found = of_net or FOLDER.fullmatch(name)
         path = os.path.join(temporary, name)
         if found is None or os.path.exists(f"/proc/{found['process']}"):
             continue
         # The name of its socket is the host's: a folder of another host or container stays.
-        if os.path.exists(os.path.join(path, f"pmix.{host}.tool")):
+        if os.path.exists(os.path.join(path, f"pmix.{host}.tool")) or (of_net and of_net["host"] == host):
             with contextlib.suppress(OSError):
                 if _of_this_user(path, before):
                     shutil.rmtree(path)

@@ -16,6 +16,7 @@ import ctypes
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import struct
@@ -220,7 +221,9 @@ def main() -> int:
     except OSError as error:
         print(f"gossipgrad: error: {job.arguments.command[0]}: {error.strerror}", file=sys.stderr)
         job.end(2)
-    return job.wait(signals)
+    code = job.wait(signals)
+    shutil.rmtree(job.arguments.folder, ignore_errors=True)
+    return code
 
 
 if __name__ == "__main__":

@@ -556,9 +556,15 @@ def main(
         atexit.unregister(preload.remove_home)  # the line may name it
         return 0
     leftovers.remove_leftovers()
-    folder = tempfile.TemporaryDirectory(prefix="gossipgrad-net-") if asked.net else contextlib.nullcontext("")
+    folder = _net_folder() if asked.net else contextlib.nullcontext("")
     with folder as place:
         return _run([place if word == NET_FOLDER else word for word in asked.command], asked, last)
+
+
+def _net_folder() -> tempfile.TemporaryDirectory[str]:
+    """The job's folder; leftovers.OF_NET. The launcher removes it, too: either process may be killed."""
+    name = f"gossipgrad-net-{os.uname().nodename}-{os.getpid()}-"
+    return tempfile.TemporaryDirectory(prefix=name, ignore_cleanup_errors=True)
 
 
 def _run(command: list[str], asked: Plan, last: Callable[[str | None], str]) -> int:

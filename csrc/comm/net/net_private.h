@@ -63,6 +63,7 @@ typedef struct gg_net_peer {
     int socket;
     gg_net_ring *out, *in;
     bool gone;
+    double fails_at;                /* gone: waits for it fail from this time on */
     gg_request *sends, *sends_last; /* not wholly written */
     /* The message that arrives: */
     gg_net_frame frame;

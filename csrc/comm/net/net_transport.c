@@ -83,6 +83,8 @@ static gg_status net_receive(gg_transport *transport, void *landing, size_t capa
     return GG_OK;
 }
 
+static bool fails(const gg_net_peer *peer) { return peer->gone && gg_clock_now() >= peer->fails_at; }
+
 /* The error of a wait for a rank that is gone, with both numbers of steps if they are known. */
 static gg_status fail_gone(gg_transport *transport, const gg_net_peer *peer) {
     const gg_net *net = net_of(transport)->net;
@@ -128,7 +130,7 @@ static gg_status net_test(gg_transport *transport, gg_request *request, bool *do
         GG_TRY(gg_net_progress(net));
         *done = gg_net_is_done(net, request, link);
     }
-    if (!*done) return peer->gone ? fail_gone(transport, peer) : GG_OK;
+    if (!*done) return fails(peer) ? fail_gone(transport, peer) : GG_OK;
     if (request->state == GG_REQUEST_RECEIVING) return net_arrived(transport, peer, request);
     request->state = GG_REQUEST_IDLE;
     return GG_OK;
@@ -155,7 +157,7 @@ static gg_status net_pause_round(gg_transport *transport, int round, gg_request 
 static gg_status net_check_peer(gg_transport *transport, int peer) {
     GG_TRY(gg_net_progress(net_of(transport)->net));
     for (int rank = 0; rank < transport->size; ++rank)
-        if ((peer < 0 || peer == rank) && peer_of(transport, rank)->gone)
+        if ((peer < 0 || peer == rank) && fails(peer_of(transport, rank)))
             return fail_gone(transport, peer_of(transport, rank));
     return GG_OK;
 }
