@@ -15,6 +15,10 @@ _Fields = NDArray[Any] | tuple[NDArray[Any], ...]
 _Choice = tuple[tuple[int, ...], tuple[str, str, str]]
 
 class CommunicationError(RuntimeError): ...
+
+class PeerError(CommunicationError):
+    """A rank that the call needs has died, and the others may go on."""
+
 class Cancelled(RuntimeError): ...
 
 @final
@@ -54,11 +58,14 @@ class ViewKeeper:
     def __new__(cls, memory: int, members: int, most: int, least: int) -> ViewKeeper: ...
     def died(self, identity: int, /) -> None:
         """A rank has been reaped: it writes no more."""
+    def trains(self, identity: int, /) -> bool:
+        """A rank trains: if it ends now, whatever its exit code, it has died."""
     def poll(self) -> str:
         """Reads what the ranks have told; returns the phase: run, stopping, goal or ended."""
     def view(self) -> dict[str, Any]:
         """The current view: its number ("view"), step and ranks."""
 
+@final
 class Team:
     """A group of ranks. kind: single, mpi, net, virtual."""
 
@@ -75,8 +82,9 @@ class Team:
         timeout: float = 0.0,
         deaths: list[tuple[int, int, int]] | None = None,
         detect: float = 0.0,
+        survives: bool = False,
     ) -> Team:
-        """deaths: of virtual ranks: rank, step, messages sent in it before; detect: seconds until the others know."""
+        """survives: of a net whose ranks may die (net_start): the caller goes on without them. deaths: of virtual ranks: rank, step, messages sent in it before; detect: seconds until the others know."""
     @property
     def kind(self) -> str: ...
     @property
@@ -90,6 +98,10 @@ class Team:
     @property
     def survives(self) -> bool:
         """Ranks may die, and the others go on."""
+    def train(self, trains: bool, /) -> None:
+        """This process's ranks train, or do so no more: ranks that end meanwhile have died."""
+    def decide(self, done: bool, /) -> bool:
+        """After a collective call that a death may break: True if all ranks have completed it. Collective."""
     timeout: float
     no_collectives: bool
     """Set while this process is in a callback that other ranks may have at another step, or not at all: what is
@@ -566,8 +578,13 @@ def first_to_report() -> bool:
     """True if no rank of this job on this host has reported a failure yet: once, and if that cannot be known."""
 
 def mpi_start(launched: int = 0) -> None: ...
-def net_start(rank: int, nodes: list[int], sockets: list[int], memory: int, ring_bytes: int, heap_bytes: int) -> None:
-    """Make this process's links to other ranks from connected sockets and the node's memory, which it takes over."""
+def net_start(
+    rank: int, nodes: list[int], sockets: list[int], memory: int, ring_bytes: int, heap_bytes: int, views: int = -1
+) -> None:
+    """Make this process's links to other ranks from connected sockets and the node's memory, which it takes over.
+
+    views: descriptor of a ViewKeeper's memory, not taken over: ranks may die. -1: a death ends all.
+    """
 
 def net_stop() -> None:
     """End these links."""

@@ -397,6 +397,7 @@ class _FileLogger(Callback):
         self.path = fixed_path("path", path)
         self.failure: str | None = None
         self._file: IO[str] | None = None
+        self._epochs = 0  # written
 
     def outputs(self) -> Sequence[Output]:
         return [Output(type(self).__name__, self.path)]
@@ -425,10 +426,16 @@ class _FileLogger(Callback):
             self.failure = None
             records = list(enumerate(trainer.history.epochs))
             self._write(lambda: "".join(self.line(record, i == 0) for i, record in records), opened=True)
+            self._epochs = len(records)
+
+    def on_view(self, trainer: Trainer, change: Record) -> None:
+        if self._file is None:
+            self.on_fit_begin(trainer)  # the file was a dead rank's
 
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:
-        if self._file is not None:
+        if self._file is not None and self._epochs < len(trainer.history):
             self._write(lambda: self.line(record, len(trainer.history) == 1))
+            self._epochs = len(trainer.history)
 
     def on_fit_end(self, trainer: Trainer) -> None:
         if self._file is not None:

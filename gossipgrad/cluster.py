@@ -273,7 +273,7 @@ def make_team(
             )
         failure.guard()
         net.connect(timeout)
-        return _core.Team("net", timeout=timeout, **links)
+        return _core.Team("net", timeout=timeout, survives=survives, **links)
     launched = origin.launcher_world_size() or 0
     handle: dict[str, Any] = {}
     if comm is None:

@@ -188,11 +188,12 @@ class Trainer(Replicas):
         measure = partial(self._measure, call.validation, call.batch_size)
         shrinking = None if self.apoptosis is None else events.Events(self, self.apoptosis, call.train)
         sets = call.validation_core, call.validate_replicas
-        loop.Loop(self, call.callbacks, call.batch_size, *sets, measure, interrupts, shrinking).run(call.final_mix)
-        self.history.weights_sha256 = self.weights_sha256()
-        self.history.time_by_rank = self._time_by_rank()
-        with self.agreed("end of fit") as one:
-            one.number = int(interrupts.came)
+        with self.survivable():
+            loop.Loop(self, call.callbacks, call.batch_size, *sets, measure, interrupts, shrinking).run(call.final_mix)
+            self.history.weights_sha256 = self.weights_sha256()
+            self.history.time_by_rank = self._time_by_rank()
+            with self.agreed("end of fit") as one:
+                one.number = int(interrupts.came)
         if any(one.numbers):
             raise agreement.interrupt("fit was interrupted after its last step")
         return self.history

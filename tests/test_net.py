@@ -27,7 +27,7 @@ FEW = [
     "late",
     "samples",
     "gradients",
-    "halves, late",
+    "cube, late, weights",
     "late, tiny chunks",
     "slices, late, bfloat16, small chunks",
     "hierarchical",

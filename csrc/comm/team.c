@@ -24,6 +24,7 @@ struct gg_team {
     bool measured;
     gg_link link;
     gg_views *views;       /* NULL means that the ranks never change */
+    int ranks;             /* with views: those of the first view */
     gg_transport **member; /* with views: one a local rank that lives, in the view's order; then those of the dead */
     int *place;            /* with views: of each rank of the cluster in the view; -1 means none */
     int *dead;             /* with views: the dead as numbers of this view */
@@ -79,36 +80,50 @@ cleanup:
     return status;
 }
 
-gg_status gg_team_create_net(gg_net *net, const gg_network *network, double timeout, gg_team **out) {
-    gg_status status = GG_OK;
-    gg_team *team = NULL;
-    GG_TRY_CLEANUP(team_make("net", &team));
-    GG_TRY_CLEANUP(gg_net_transport_create(net, timeout, &team->transport));
-    team->size = team->transport->size;
-    if (team->size > 1) team->halt = gg_net_transport_halt(team->transport);
-    GG_TRY_CLEANUP(slow_down(team, network));
-    set_checks(team);
-cleanup:
-    if (status != GG_OK) gg_team_release(team), team = NULL;
-    *out = team;
-    return status;
-}
-
-/* Every rank's transport becomes a view of the group, whose members may change. */
+/* Every local rank's transport becomes a view of the group, whose members may change. */
 static gg_status make_members(gg_team *team) {
     gg_status status = GG_OK;
-    const int ranks = team->size;
+    const int ranks = team->ranks = team->size;
     int *all = NULL;
     GG_TRY_CLEANUP(gg_calloc((size_t)ranks, sizeof *all, "members", &all));
     GG_TRY_CLEANUP(gg_calloc((size_t)ranks, sizeof *team->dead, "dead ranks", &team->dead));
     GG_TRY_CLEANUP(gg_calloc((size_t)ranks, sizeof *team->place, "places", &team->place));
     GG_TRY_CLEANUP(gg_calloc((size_t)ranks, sizeof(gg_transport *), "members", &team->member));
     for (int i = 0; i < ranks; ++i) all[i] = team->place[i] = i;
-    for (int i = 0; i < ranks; ++i)
-        GG_TRY_CLEANUP(gg_subgroup_create(gg_virtual_transport(team->cluster, i), all, ranks, &team->member[i]));
-    GG_TRY_CLEANUP(gg_virtual_views_create(team->cluster, &team->views));
+    for (int i = 0; i < team->local; ++i) {
+        gg_transport *own = team->cluster != NULL ? gg_virtual_transport(team->cluster, i) : team->transport;
+        GG_TRY_CLEANUP(gg_subgroup_create(own, all, ranks, &team->member[i]));
+    }
 cleanup:
     gg_free(all);
+    return status;
+}
+
+/* In each round of a wait: a rank that waits within a step for one that stands at its limit tells its own. */
+static gg_status watch_views(void *context, int64_t begun) {
+    gg_views *views = context;
+    gg_phase phase;
+    int64_t goal;
+    return views->table->look(views, -1, begun, &phase, &goal);
+}
+
+gg_status gg_team_create_net(gg_net *net, const gg_network *network, double timeout, gg_views *views, gg_team **out) {
+    gg_status status = GG_OK;
+    gg_team *team = NULL;
+    GG_TRY_CLEANUP(team_make("net", &team));
+    team->views = views;
+    GG_TRY_CLEANUP(gg_net_transport_create(net, timeout, &team->transport));
+    team->size = team->transport->size;
+    /* Ranks that may die stop together by their views alone. */
+    if (views != NULL) gg_net_transport_survive(team->transport, watch_views, views);
+    else if (team->size > 1) team->halt = gg_net_transport_halt(team->transport);
+    GG_TRY_CLEANUP(slow_down(team, network));
+    if (views != NULL) GG_TRY_CLEANUP(make_members(team));
+    set_checks(team);
+cleanup:
+    if (team == NULL && views != NULL) views->table->destroy(views);
+    if (status != GG_OK) gg_team_release(team), team = NULL;
+    *out = team;
     return status;
 }
 
@@ -118,7 +133,10 @@ gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **ou
     GG_TRY_CLEANUP(team_make("virtual", &team));
     GG_TRY_CLEANUP(gg_virtual_create(options, &team->cluster));
     team->size = team->local = options->size;
-    if (options->death_count > 0) GG_TRY_CLEANUP(make_members(team));
+    if (options->death_count > 0) {
+        GG_TRY_CLEANUP(gg_virtual_views_create(team->cluster, &team->views));
+        GG_TRY_CLEANUP(make_members(team));
+    }
     set_checks(team);
 cleanup:
     if (status != GG_OK) gg_team_release(team), team = NULL;
@@ -130,11 +148,10 @@ void gg_team_retain(gg_team *team) { atomic_fetch_add(&team->references, 1); }
 
 void gg_team_release(gg_team *team) {
     if (team == NULL || atomic_fetch_sub(&team->references, 1) != 1) return;
-    for (int i = 0; team->member != NULL && i < gg_virtual_size(team->cluster); ++i)
-        gg_transport_destroy(team->member[i]);
-    if (team->views != NULL) team->views->table->destroy(team->views);
+    for (int i = 0; team->member != NULL && i < team->ranks; ++i) gg_transport_destroy(team->member[i]);
     if (team->cluster != NULL) gg_virtual_destroy(team->cluster);
-    gg_transport_destroy(team->transport);
+    gg_transport_destroy(team->transport); /* which may look at the views */
+    if (team->views != NULL) team->views->table->destroy(team->views);
     gg_free(team->member);
     gg_free(team->place);
     gg_free(team->dead);
@@ -143,7 +160,10 @@ void gg_team_release(gg_team *team) {
 
 const char *gg_team_kind(const gg_team *team) { return team->kind; }
 int gg_team_size(const gg_team *team) { return team->size; }
-int gg_team_rank(const gg_team *team) { return team->cluster ? 0 : team->transport->rank; }
+int gg_team_rank(const gg_team *team) {
+    if (team->cluster != NULL) return 0;
+    return team->member != NULL ? team->member[0]->rank : team->transport->rank;
+}
 int gg_team_local(const gg_team *team) { return team->local; }
 
 gg_transport *gg_team_transport(gg_team *team, int local) {
@@ -231,6 +251,12 @@ void gg_team_view_begin(gg_team *team, int64_t step) {
     if (team->views != NULL) team->views->table->begin(team->views, step);
 }
 
+/* Others may need messages that are still on their way. */
+static gg_status wait_round(gg_transport *transport, int round) {
+    GG_TRY(gg_progress(transport));
+    return gg_pause(transport, round, -1);
+}
+
 gg_status gg_team_view_stops(gg_team *team, int local, int64_t step, bool *stops) {
     gg_views *views = team->views;
     gg_phase phase;
@@ -241,7 +267,7 @@ gg_status gg_team_view_stops(gg_team *team, int local, int64_t step, bool *stops
     for (int round = 0;; ++round) {
         GG_TRY(views->table->look(views, identity, step, &phase, &goal));
         if (phase != GG_PHASE_STOPPING) break;
-        GG_TRY(gg_pause(gg_team_transport(team, local), round, -1));
+        GG_TRY(wait_round(gg_team_transport(team, local), round));
     }
     *stops = phase == GG_PHASE_ENDED || (phase == GG_PHASE_GOAL && step >= goal);
     return GG_OK;
@@ -258,7 +284,7 @@ gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *
     for (int round = 0;; ++round) {
         GG_TRY(team->views->table->look(team->views, -1, step, &phase, &goal));
         if (phase != GG_PHASE_STOPPING) break;
-        GG_TRY(gg_pause(team->member[0], round, -1));
+        GG_TRY(wait_round(team->member[0], round));
     }
     team->number = gg_team_view(team)->number;
     const gg_view *view = gg_team_view(team);
@@ -285,8 +311,12 @@ gg_status gg_team_await_view(gg_team *team, int deaths, bool *again) {
         const bool next = views->table->view(views)->number != team->number;
         *again = !next && views->table->dead(views, &dead) != deaths;
         if (next || *again) return GG_OK;
-        GG_TRY(gg_pause(team->member[0], round, -1));
+        GG_TRY(wait_round(team->member[0], round));
     }
+}
+
+void gg_team_train(gg_team *team, bool trains) {
+    if (team->views != NULL && team->views->table->train != NULL) team->views->table->train(team->views, trains);
 }
 
 gg_status gg_team_decide(gg_team *team, bool done, bool *all) {
@@ -294,23 +324,33 @@ gg_status gg_team_decide(gg_team *team, bool done, bool *all) {
     *all = done;
     if (views == NULL || views->table->vote == NULL) return GG_OK;
     views->table->vote(views, done);
-    for (int round = 0; !views->table->decided(views, all); ++round) GG_TRY(gg_pause(team->member[0], round, -1));
+    for (int round = 0; !views->table->decided(views, all); ++round) GG_TRY(wait_round(team->member[0], round));
     return GG_OK;
+}
+
+/* Moves the transport of a living local rank to this place among the local ones; false if the rank is not local. */
+static bool move_to(gg_team *team, int identity, int place) {
+    for (int at = place; at < team->local; ++at) {
+        gg_transport *one = team->member[at];
+        if (one->identity != identity) continue;
+        team->member[at] = team->member[place];
+        team->member[place] = one;
+        return true;
+    }
+    return false;
 }
 
 gg_status gg_team_change_view(gg_team *team) {
     const gg_view *view = gg_team_view(team);
-    for (int rank = 0; rank < gg_virtual_size(team->cluster); ++rank) team->place[rank] = -1;
+    int living = 0;
+    for (int rank = 0; rank < team->ranks; ++rank) team->place[rank] = -1;
     for (int i = 0; i < view->members; ++i) {
-        int at = i;
-        while (team->member[at]->identity != view->member[i]) ++at;
-        gg_transport *one = team->member[at];
-        team->member[at] = team->member[i];
-        team->member[i] = one;
-        team->place[one->identity] = i;
-        GG_TRY(gg_subgroup_regroup(one, view->member, view->members));
+        if (!move_to(team, view->member[i], living)) continue;
+        team->place[view->member[i]] = living;
+        GG_TRY(gg_subgroup_regroup(team->member[living++], view->member, view->members));
     }
-    team->size = team->local = view->members;
+    team->size = view->members;
+    team->local = living;
     return GG_OK;
 }
 

@@ -18,8 +18,9 @@ gg_status gg_team_create_single(gg_team **out);
  * must have been started. Collective. */
 gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, double timeout,
                              gg_team **out);
-/* Over links without MPI, as gg_net_transport_create; `net` outlives the team. Collective. */
-gg_status gg_team_create_net(gg_net *net, const gg_network *network, double timeout, gg_team **out);
+/* Over links without MPI, as gg_net_transport_create; `net` outlives the team. views: this rank's (comm/view_pages.h),
+ * freed with the team, also on failure: ranks may die. NULL means that a death ends all. Collective. */
+gg_status gg_team_create_net(gg_net *net, const gg_network *network, double timeout, gg_views *views, gg_team **out);
 gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **out);
 void gg_team_retain(gg_team *team);
 void gg_team_release(gg_team *team); /* the last release destroys; NULL is a no-op */
@@ -73,6 +74,7 @@ gg_status gg_team_decide(gg_team *team, bool done, bool *all);
 /* Waits for the next view after the reports of all local ranks that live. *again: more ranks have died instead: ask
  * gg_team_view_changes again, settle, and report again. */
 gg_status gg_team_await_view(gg_team *team, int deaths, bool *again);
+void gg_team_train(gg_team *team, bool trains); /* tells that this process's ranks train, or do so no more */
 /* Takes the view that has been awaited. Nothing is in flight. Not collective. */
 gg_status gg_team_change_view(gg_team *team);
 

@@ -13,7 +13,8 @@ typedef struct gg_views_table {
     void (*destroy)(gg_views *views);
     /* Before a run of steps; all local ranks have made `step`. */
     void (*begin)(gg_views *views, int64_t step);
-    /* Called by a rank between two steps, and by the caller of the ranks between two runs (identity -1). Tells the
+    /* Called by a rank between two steps, by the caller of the ranks between two runs (identity -1), and in waits of a
+     * rank that is alone in its process (identity -1), then with the steps that it has begun. Tells the
      * rank's limit, `step` steps, if limits are wanted. *goal: at which step this rank stops for the next view; -1
      * means that it need not stop, or not known yet. */
     gg_status (*look)(gg_views *views, int identity, int64_t step, gg_phase *phase, int64_t *goal);
@@ -23,6 +24,8 @@ typedef struct gg_views_table {
     /* As gg_membership_report, of a rank that stands at the goal. */
     gg_status (*report)(gg_views *views, int identity, int deaths, const int64_t *received);
     const gg_view *(*view)(gg_views *views); /* the current one; valid until the next event */
+    /* Tells that this rank trains, or does so no more. NULL means that nobody asks. */
+    void (*train)(gg_views *views, bool trains);
     /* After an operation that all members make, in one order: this rank has completed it (`done`), or a death has kept
      * it from that. NULL means that no rank dies in such an operation. */
     void (*vote)(gg_views *views, bool done);

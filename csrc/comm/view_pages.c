@@ -10,6 +10,7 @@ typedef struct rank_page {
     _Alignas(64) _Atomic int64_t step; /* steps made at the last look */
     _Atomic int64_t limit, limit_of;   /* limit_of: the view's number + 1 */
     _Atomic int64_t report_of;         /* sign_of the report */
+    _Atomic int64_t trains;            /* gg_view_keeper_trains */
     _Atomic int64_t vote;              /* vote_of the last operation */
 } rank_page;
 
@@ -140,6 +141,10 @@ gg_status gg_view_keeper_poll(gg_view_keeper *k, gg_phase *phase) {
     return GG_OK;
 }
 
+bool gg_view_keeper_trains(const gg_view_keeper *k, int identity) {
+    return atomic_load_explicit(&k->pages.rank[identity].trains, memory_order_acquire) != 0;
+}
+
 gg_status gg_view_keeper_died(gg_view_keeper *k, int identity) {
     GG_TRY(gg_membership_died(k->membership, identity));
     publish(k);
@@ -160,6 +165,7 @@ typedef struct page_views {
     int *list; /* LISTS * most, without LAST's */
     int64_t *last;
     int dead;
+    int64_t base;  /* steps that the rank has surely made */
     bool told;     /* this rank's limit, in this view */
     int64_t votes; /* of this rank in this view */
 } page_views;
@@ -172,7 +178,7 @@ static void views_destroy(gg_views *views) {
     gg_free(views);
 }
 
-static void views_begin(gg_views *views, int64_t step) { (void)views, (void)step; }
+static void views_begin(gg_views *views, int64_t step) { views_of(views)->base = step; }
 
 static void copy_slot(page_views *v, _Atomic int64_t *slot) {
     const int most = v->pages.most;
@@ -205,11 +211,10 @@ static void refresh(page_views *v) {
 static gg_status views_look(gg_views *views, int identity, int64_t step, gg_phase *phase, int64_t *goal) {
     page_views *v = views_of(views);
     rank_page *own = &v->pages.rank[v->identity];
-    (void)identity; /* this process's only rank */
     refresh(v);
-    put(&own->step, step);
+    if (identity >= 0) put(&own->step, step);
     if (v->phase == GG_PHASE_STOPPING && !v->told) {
-        put(&own->limit, step);
+        put(&own->limit, step > v->base ? step : v->base);
         atomic_store_explicit(&own->limit_of, v->view.number + 1, memory_order_release);
         v->told = true;
     }
@@ -238,6 +243,11 @@ static gg_status views_report(gg_views *views, int identity, int deaths, const i
 static const gg_view *views_view(gg_views *views) {
     refresh(views_of(views));
     return &views_of(views)->view;
+}
+
+static void views_train(gg_views *views, bool trains) {
+    page_views *v = views_of(views);
+    atomic_store_explicit(&v->pages.rank[v->identity].trains, trains, memory_order_release);
 }
 
 static void views_vote(gg_views *views, bool done) {
@@ -280,6 +290,7 @@ static const gg_views_table table = {
     .made = views_made,
     .report = views_report,
     .view = views_view,
+    .train = views_train,
     .vote = views_vote,
     .decided = views_decided,
 };

@@ -25,6 +25,8 @@ void gg_view_keeper_destroy(gg_view_keeper *keeper); /* NULL is a no-op */
 gg_status gg_view_keeper_died(gg_view_keeper *keeper, int identity);
 /* Reads what the ranks have told, and publishes what follows. *phase: the phase then. */
 gg_status gg_view_keeper_poll(gg_view_keeper *keeper, gg_phase *phase);
+/* A rank trains: if it ends now, whatever its exit code, it has died. */
+bool gg_view_keeper_trains(const gg_view_keeper *keeper, int identity);
 const gg_membership *gg_view_keeper_membership(const gg_view_keeper *keeper);
 
 /* ---- a rank ---- */

@@ -199,9 +199,10 @@ static void count_batches(gg_exchange *x, const int64_t *batches) {
     for (int rank = 0; rank < x->workers; ++rank) x->share[rank] = (float)x->batches[rank] / (float)all;
 }
 
-/* A failure leaves messages in flight. */
+/* A failure leaves messages in flight. A collective call that a death has broken is made again by the others:
+ * strategies that can lose ranks never fail by that. */
 gg_status gg_exchange_fail(gg_exchange *x, gg_status status) {
-    if (status == GG_OK) return status;
+    if (status == GG_OK || status == GG_ERROR_PEER) return status;
     x->failed = true;
     x->transport->step = NULL;
     return status;

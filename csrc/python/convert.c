@@ -42,8 +42,8 @@ PyObject *gg_py_raise(gg_status status) {
     case GG_ERROR_TYPE: type = PyExc_TypeError; break;
     case GG_ERROR_MEMORY: type = PyExc_MemoryError; break;
     case GG_ERROR_UNSUPPORTED: type = PyExc_NotImplementedError; break;
-    case GG_ERROR_COMM:
-    case GG_ERROR_PEER: type = gg_py_communication_error; break;
+    case GG_ERROR_COMM: type = gg_py_communication_error; break;
+    case GG_ERROR_PEER: type = gg_py_peer_error; break;
     case GG_ERROR_CANCELLED: type = gg_py_cancelled; break;
     case GG_ERROR_NUMERIC: type = PyExc_FloatingPointError; break;
     default: break;

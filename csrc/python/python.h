@@ -36,7 +36,7 @@ typedef struct gg_py_dataset {
 } gg_py_dataset;
 
 extern PyTypeObject *gg_py_graph_type, *gg_py_team_type, *gg_py_dataset_type, *gg_py_trainer_type, *gg_py_exchange_type;
-extern PyObject *gg_py_communication_error, *gg_py_cancelled;
+extern PyObject *gg_py_communication_error, *gg_py_peer_error, *gg_py_cancelled;
 
 /* Each adds its types and functions to the module: 0, or -1 with an exception. */
 int gg_py_add_common(PyObject *module); /* before all others */

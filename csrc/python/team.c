@@ -1,5 +1,6 @@
 /* _core.Team, and starting and ending MPI and net. */
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/memory.h"
@@ -9,6 +10,7 @@
 #include "comm/one_thread.h"
 #include "comm/stall.h"
 #include "comm/subgroup.h"
+#include "comm/view_pages.h"
 #include "python/python.h"
 
 PyTypeObject *gg_py_team_type;
@@ -27,6 +29,8 @@ int gg_py_team_check_process(const gg_py_team *team) {
 
 /* The links of this process to the other ranks, without MPI; made by net_start and never replaced. */
 static gg_net *links;
+static void *views_memory; /* of the ranks' views; NULL means that a death ends all */
+static size_t views_bytes;
 
 static gg_status check_links(void) {
     if (links == NULL) return gg_fail(GG_ERROR_STATE, "this process has no links to other ranks: net_start makes them");
@@ -57,8 +61,8 @@ static int read_deaths(PyObject *list, gg_virtual_death **out, int *count) {
 }
 
 static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"kind",         "size",    "fortran_handle", "launched", "latency", "bandwidth",
-                            "compute_rate", "timeout", "deaths",         "detect",   NULL};
+    static char *names[] = {"kind",         "size",    "fortran_handle", "launched", "latency",  "bandwidth",
+                            "compute_rate", "timeout", "deaths",         "detect",   "survives", NULL};
     static const char *const kinds[] = {"single", "mpi", "virtual", "net"};
     const char *kind;
     PyObject *handle = Py_None;
@@ -69,10 +73,12 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     gg_network *network = &options.network;
     PyObject *list = Py_None;
     gg_virtual_death *deaths = NULL;
+    gg_views *views = NULL;
+    int survives = 0;
     gg_status status = GG_OK;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iOiddddOd:Team", names, &kind, &options.size, &handle, &launched,
-                                     &network->latency, &network->bandwidth, &options.compute_rate, &timeout, &list,
-                                     &options.detect))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iOiddddOdp:Team", names, &kind, &options.size, &handle,
+                                     &launched, &network->latency, &network->bandwidth, &options.compute_rate, &timeout,
+                                     &list, &options.detect, &survives))
         return -1;
     int choice = gg_py_choice("kind", kind, kinds, 4);
     if (choice < 0) return -1;
@@ -99,7 +105,10 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (choice == 1 && status == GG_OK)
         status = gg_team_create_mpi(handle == Py_None, fortran, slow ? network : NULL, timeout, &t->team);
     if (choice == 2) status = gg_team_create_virtual(&options, &t->team);
-    if (choice == 3) status = gg_team_create_net(links, slow ? network : NULL, timeout, &t->team);
+    if (choice == 3 && survives && views_memory != NULL)
+        status = gg_view_pages_open(views_memory, gg_net_size(links), gg_net_rank(links), &views);
+    if (choice == 3 && status == GG_OK)
+        status = gg_team_create_net(links, slow ? network : NULL, timeout, views, &t->team);
     Py_END_ALLOW_THREADS;
     PyMem_Free(deaths);
     if (status != GG_OK) {
@@ -510,7 +519,25 @@ static PyGetSetDef properties[] = {{"kind", get_kind, NULL, NULL, NULL},
                                    {"no_collectives", get_no_collectives, set_no_collectives, NULL, NULL},
                                    {NULL, NULL, NULL, NULL, NULL}};
 
+static PyObject *py_team_train(PyObject *self, PyObject *trains) {
+    const int value = PyObject_IsTrue(trains);
+    if (value < 0) return NULL;
+    gg_team_train(((gg_py_team *)self)->team, value);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_team_decide(PyObject *self, PyObject *done) {
+    const int value = PyObject_IsTrue(done);
+    bool all = false;
+    gg_status status;
+    if (value < 0) return NULL;
+    GG_PY_WITHOUT_GIL(status = gg_team_decide(((gg_py_team *)self)->team, value, &all));
+    return status == GG_OK ? PyBool_FromLong(all) : gg_py_raise(status);
+}
+
 static PyMethodDef methods[] = {
+    {"train", py_team_train, METH_O, "train($self, trains, /)\n--\n\n"},
+    {"decide", py_team_decide, METH_O, "decide($self, done, /)\n--\n\n"},
     {"check_collectives", check_collectives, METH_NOARGS, NULL},
     {"barrier", py_team_barrier, METH_NOARGS, NULL},
     {"broadcast", GG_PY_KEYWORDS(py_team_broadcast), NULL},
@@ -577,16 +604,25 @@ static int py_ranks(const char *name, PyObject *list, int size, int *out) {
     return 0;
 }
 
+static bool map_views(int descriptor, int ranks) {
+    views_bytes = gg_view_pages_bytes(ranks);
+    void *memory = mmap(NULL, views_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (memory == MAP_FAILED) PyErr_SetFromErrno(PyExc_OSError);
+    else views_memory = memory;
+    return memory != MAP_FAILED;
+}
+
 static PyObject *net_start(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"rank", "nodes", "sockets", "memory", "ring_bytes", "heap_bytes", NULL};
+    static char *names[] = {"rank", "nodes", "sockets", "memory", "ring_bytes", "heap_bytes", "views", NULL};
+    int views = -1;
     PyObject *nodes, *sockets, *result = NULL;
     Py_ssize_t ring_bytes, heap_bytes;
     gg_net_options options = {0};
     gg_status status;
     int *numbers = NULL;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iOOinn:net_start", names, &options.rank, &nodes, &sockets,
-                                     &options.memory, &ring_bytes, &heap_bytes))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iOOinn|i:net_start", names, &options.rank, &nodes, &sockets,
+                                     &options.memory, &ring_bytes, &heap_bytes, &views))
         return NULL;
     if (links != NULL) {
         PyErr_SetString(PyExc_RuntimeError, "net_start: this process has its links already");
@@ -602,6 +638,7 @@ static PyObject *net_start(PyObject *module, PyObject *args, PyObject *kwargs) {
     if (py_ranks("nodes", nodes, options.size, numbers) < 0 ||
         py_ranks("sockets", sockets, options.size, numbers + options.size) < 0)
         goto cleanup;
+    if (views >= 0 && !map_views(views, options.size)) goto cleanup;
     status = gg_net_create(&options, &links);
     result = status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
 cleanup:

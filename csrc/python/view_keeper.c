@@ -55,6 +55,12 @@ static PyObject *view_keeper_died(PyObject *self, PyObject *identity) {
     return gg_py_done(gg_view_keeper_died(((gg_py_view_keeper *)self)->keeper, rank));
 }
 
+static PyObject *view_keeper_trains(PyObject *self, PyObject *identity) {
+    const int rank = (int)PyLong_AsLong(identity);
+    if (PyErr_Occurred()) return NULL;
+    return PyBool_FromLong(gg_view_keeper_trains(((gg_py_view_keeper *)self)->keeper, rank));
+}
+
 static PyObject *view_keeper_poll(PyObject *self, PyObject *unused) {
     static const char *const phases[] = {"run", "stopping", "goal", "ended"};
     gg_phase phase;
@@ -73,6 +79,7 @@ static PyObject *view_keeper_view(PyObject *self, PyObject *unused) {
 }
 
 static PyMethodDef methods[] = {{"died", view_keeper_died, METH_O, "died($self, identity, /)\n--\n\n"},
+                                {"trains", view_keeper_trains, METH_O, "trains($self, identity, /)\n--\n\n"},
                                 {"poll", view_keeper_poll, METH_NOARGS, NULL},
                                 {"view", view_keeper_view, METH_NOARGS, NULL},
                                 {NULL, NULL, 0, NULL}};

@@ -183,8 +183,10 @@ cleanup:
 }
 
 gg_status gg_batches_resume(gg_batches *b, const gg_position *at) {
-    GG_TRY(copy_divisions(b, at));
-    GG_TRY(gg_loader_resume(b->loader, at));
+    gg_position own = *at;
+    GG_TRY(copy_divisions(b, at)); /* those of `at` may have been b's */
+    own.division = b->division;
+    GG_TRY(gg_loader_resume(b->loader, &own));
     b->epoch = at->epoch;
     b->next = at->next;
     return seek_samples(b);

@@ -15,10 +15,10 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from gossipgrad import errors
-from gossipgrad._core import Team
+from gossipgrad._core import PeerError, Team
 from gossipgrad.errors import CheckpointError, CommunicationError, one_line
 from gossipgrad.launch import stall
 
@@ -26,6 +26,11 @@ _DIGEST = 32
 _ABSENT = "absent"
 # Max differences in one message, values of one difference, and characters of a value.
 _MAX, _VALUES, _WIDEST = 5, 8, 80
+
+T = TypeVar("T")
+# Where ranks may die: goes on without the dead ones. Set while fit trains.
+go_on: Callable[[], object] | None = None
+_within = False  # within a call that is made again
 
 Report = dict[str, Any]  # {"call": ..., "facts": {name: text}} or {"call": ..., "error": [text, kinds]}
 
@@ -258,6 +263,30 @@ def together(team: Team, what: str, work: Callable[[], None], where: str = "betw
             raise CheckpointError(f"{what}: {one_line(error)}") from error
 
 
+def surviving(team: Team, call: Callable[[], T]) -> T:
+    """The result of a collective call, which the others make again if ranks have died before all had completed it.
+
+    Inner collective calls end with the outermost one.
+    """
+    global _within
+    if not team.survives or _within:
+        return call()
+    while True:
+        done = True
+        _within = True
+        try:
+            result = call()
+        except PeerError as error:
+            done, lost = False, error
+        finally:
+            _within = False
+        if team.decide(done):
+            return result
+        if go_on is None:
+            raise CommunicationError("a rank has died; allowed while fit trains") from (None if done else lost)
+        go_on()
+
+
 def _gather(team: Team, data: bytes, where: str) -> list[bytes]:
     length = len(data).to_bytes(8, "little")
     longest = max(int.from_bytes(one, "little") for one in _equal(team, length, where))
@@ -268,6 +297,8 @@ def _gather(team: Team, data: bytes, where: str) -> list[bytes]:
 def _equal(team: Team, data: bytes, where: str, timeout: float = 0.0) -> list[bytes]:
     """Every process's bytes, all of one length, by rank. timeout: in place of the team's, if that is longer."""
     try:
-        return team.agree(data, timeout)
+        return surviving(team, lambda: team.agree(data, timeout))
+    except PeerError:
+        raise
     except CommunicationError as error:
         raise CommunicationError(f"{where}: {error}") from None

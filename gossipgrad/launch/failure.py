@@ -107,6 +107,7 @@ def _report(report: Callable[[str], None], who: str) -> None:
 
 
 _reported = False
+dies_alone = False  # where ranks may die: this one's error is its own, and the others go on
 
 
 def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException | None = None) -> None:
@@ -120,6 +121,10 @@ def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException
     if size == 1:
         _report(report, "")
         return
+    if dies_alone:
+        _report(report, f"rank {rank}: ")
+        _wait_until_read(HEAD_START)
+        os._exit(code)
     global _reported
     again, _reported = _reported, True  # an error while this process reports one must not wait for itself
     alike = not isinstance(error, _core.CommunicationError)

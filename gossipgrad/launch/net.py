@@ -37,7 +37,7 @@ def connect(timeout: float = 0.0) -> None:
     if _connected:
         return
     facts = json.loads(origin.variable(origin.NET))
-    for fd in (facts["memory"], facts["listener"]):
+    for fd in (facts["memory"], facts["listener"], facts["views"]):
         if fd >= 0:
             os.set_inheritable(fd, False)
     rank, nodes = facts["rank"], facts["nodes"]
@@ -48,7 +48,7 @@ def connect(timeout: float = 0.0) -> None:
                 connections = _Handshakes(facts, timeout).run()
             for other, one in connections.items():
                 sockets[other] = one.detach()
-        _core.net_start(rank, nodes, sockets, facts["memory"], facts["ring_bytes"], facts["heap_bytes"])
+        _core.net_start(rank, nodes, sockets, facts["memory"], facts["ring_bytes"], facts["heap_bytes"], facts["views"])
     finally:
         origin.let_go()
     _connected = True

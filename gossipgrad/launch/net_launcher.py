@@ -1,7 +1,7 @@
 """Start the ranks of `gossipgrad run --transport net` on this host, end them together, and tell each who has ended.
 
 The counterpart of mpiexec. A program of its own, which imports nothing of the package: python -I net_launcher.py
--n RANKS [--nodes N] [--cpus "0,1;2,3"] [--stdin] FOLDER COMMAND ...
+-n RANKS [--nodes N] [--cpus "0,1;2,3"] [--stdin] [--survive N] FOLDER COMMAND ...
 
 Each rank inherits the memory of its node (a memfd, which nothing outlives), and finds the rest in GOSSIPGRAD_NET, with
 the job's secret. Between nodes ranks connect by TCP on the loopback interface. FOLDER is the job's, for notes of ranks
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import secrets
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO
+from typing import IO, Any
 
 VARIABLE = "GOSSIPGRAD_NET"
 RING_BYTES = 1 << 17
@@ -33,6 +34,7 @@ _HUGE_PAGE = 2 << 20
 _TO_END = 1.0  # seconds from SIGTERM to SIGKILL
 _TO_READ = 2.0  # seconds for output to arrive after the ranks: their own children may keep the pipes open
 SAVED = 75  # exit code of a rank that has saved, and is to be resumed
+_POLL = 0.0005  # seconds between looks at ranks that change their view
 _PR_SET_PDEATHSIG = 1
 
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -86,6 +88,22 @@ class Output:
             thread.join(_TO_READ)
 
 
+def _core() -> Any:
+    """The package's core. Loading it changes no variable of the ranks, and starts no thread before they are started."""
+    before = dict(os.environ)
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    core = importlib.import_module("gossipgrad._core")
+    os.environ.clear()
+    os.environ.update(before)
+    return core
+
+
+def _how(code: int) -> str:
+    """How a rank has ended."""
+    return f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
+
+
 class Job:
     """The processes of a job."""
 
@@ -98,6 +116,11 @@ class Job:
         self.code = 0
         self.deadline: float | None = None  # of ranks that were asked to end
         self.outputs = {fd: Output(fd) for fd in (1, 2) if not os.isatty(fd)}
+        self.views, self.changing = -1, False
+        self.keeper: Any = None
+        if arguments.survive:
+            self.views = os.memfd_create("gossipgrad-views")
+            self.keeper = _core().ViewKeeper(self.views, self.size, self.size, min(arguments.survive, self.size))
 
     def start(self, mask: set[int]) -> None:
         several = len(self.memory) > 1
@@ -109,6 +132,7 @@ class Job:
             "secret": secrets.token_hex(32),
             "folder": self.arguments.folder,
             "ring_bytes": RING_BYTES,
+            "views": self.views,
         }
         cpus = self.arguments.cpus.split(";") if self.arguments.cpus else []
         parent = os.getpid()
@@ -137,7 +161,7 @@ class Job:
                 stdout=subprocess.PIPE if 1 in self.outputs else None,
                 stderr=subprocess.PIPE if 2 in self.outputs else None,
                 bufsize=0,
-                pass_fds=[fd for fd in (own["memory"], listener) if fd >= 0],
+                pass_fds=[fd for fd in (own["memory"], listener, self.views) if fd >= 0],
                 preexec_fn=prepare,
             )
             process.returncode = 0  # waited for here alone
@@ -171,24 +195,42 @@ class Job:
             if process in self.running:
                 self._ended(self.running.pop(process), os.waitstatus_to_exitcode(status))
 
+    def _mark_ended(self, rank: int) -> None:
+        first = self.node_of[rank]
+        os.pwrite(self.memory[first], struct.pack("=I", 1), 64 * (rank - first))  # GG_NET_ENDED
+
+    def _died(self, rank: int, code: int) -> None:
+        """The others go on. Its last messages are in place, since it has been reaped."""
+        self._mark_ended(rank)
+        self.keeper.died(rank)
+        self.changing = self.keeper.poll() != "ended"
+        left = len(self.running)
+        then = f"{left} rank{'s' if left > 1 else ''} {'go' if left > 1 else 'goes'} on" if self.changing else "all end"
+        with contextlib.suppress(OSError):
+            print(f"gossipgrad: rank {rank} {_how(code)}: {then}", file=sys.stderr, flush=True)
+        if not self.changing:
+            self.end(code if code > 0 else 128 - code if code < 0 else 1)
+
     def _ended(self, rank: int, code: int) -> None:
+        if self.deadline is None and self.keeper is not None and self.keeper.trains(rank):
+            self._died(rank, code)
+            return
         if code == 0 or self.deadline is not None:
-            first = self.node_of[rank]
-            os.pwrite(self.memory[first], struct.pack("=I", 1), 64 * (rank - first))  # GG_NET_ENDED
+            self._mark_ended(rank)
             return
         marks = (os.path.join(self.arguments.folder, f"gossipgrad-net-{name}") for name in ("reported", f"told-{rank}"))
         reported = any(os.path.exists(mark) for mark in marks)
         if code < 0 or (not reported and code != SAVED):
-            how = f"ended with exit code {code}"
-            if code < 0:
-                how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
             with contextlib.suppress(OSError):
-                print(f"gossipgrad: rank {rank} {how}: this ends all ranks", file=sys.stderr, flush=True)
+                print(f"gossipgrad: rank {rank} {_how(code)}: this ends all ranks", file=sys.stderr, flush=True)
         self.end(code if code > 0 else 128 - code)
 
     def wait(self, signals: set[int]) -> int:
         while self.running:
-            found = signal.sigtimedwait(signals, 0.1 if self.deadline is not None else 10.0)
+            if self.changing:
+                self.changing = self.keeper.poll() in ("stopping", "goal")
+            patience = 0.1 if self.deadline is not None else _POLL if self.changing else 10.0
+            found = signal.sigtimedwait(signals, patience)
             number = None if found is None else found.si_signo
             if number in _ENDING:
                 self.end(128 + int(number))
@@ -210,6 +252,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--cpus", default="")
     parser.add_argument("--stdin", action="store_true")
+    parser.add_argument("--survive", type=int, default=0)
     parser.add_argument("folder")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     job = Job(parser.parse_args())

@@ -41,6 +41,9 @@ options (before COMMAND):
                       shared memory (default: mpi, with mpiexec)
   --nodes N           with --transport net: N groups of ranks that connect by
                       TCP, as ranks of several hosts would; for tests
+  --survive           with --transport net: when a rank dies while fit trains,
+                      the others go on without it (docs/survival.md)
+  --min-ranks N       with --survive: fewer than N ranks end (default: 1)
   --stdin             rank 0 reads the lines of this command's standard input
                       (Open MPI 5.0 does not pass on its end); without this
                       option all ranks read an empty one
@@ -69,7 +72,7 @@ NET_FOLDER = "FOLDER"  # stands for the job's folder in a plan
 _NET_HERE = "GOSSIPGRAD_NET_LOCAL_SIZE"  # ranks of this machine without MPI
 _MANY = 8  # ranks a core from which on a start is slow enough for a report
 
-_WITH_VALUE = ("--threads", "--hosts", "--bind", "--mpi", "--transport", "--nodes")
+_WITH_VALUE = ("--threads", "--hosts", "--bind", "--mpi", "--transport", "--nodes", "--min-ranks")
 # Sub-commands with a --threads of their own.
 _THREADED = ("train", "evaluate", "bench", "compare")
 
@@ -367,7 +370,7 @@ def plan(argv: list[str]) -> Plan:
         word = words.pop(0)
         if word == "--":
             break
-        if word in ("--print", "--stdin", "--save-on-signal"):
+        if word in ("--print", "--stdin", "--save-on-signal", "--survive"):
             flags.add(word)
             continue
         name, equals, value = word.partition("=")
@@ -375,7 +378,8 @@ def plan(argv: list[str]) -> Plan:
             name, equals, value = "-n", "=", word[2:]
         if name not in names:
             raise LaunchError(
-                f"run: unknown option {word!r}; allowed: -n {' '.join(_WITH_VALUE)} --stdin --save-on-signal --print"
+                f"run: unknown option {word!r}; allowed: -n {' '.join(_WITH_VALUE)} --survive --stdin --save-on-signal "
+                "--print"
             )
         if not equals:
             if not words:
@@ -389,6 +393,7 @@ def plan(argv: list[str]) -> Plan:
             f"{' It stands before the command: gossipgrad run -n 4 train' if late else ''}"
         )
     net = _by_net(options)
+    survive = _survive(options, "--survive" in flags, net)
     several = not net and _several_hosts(options.get("--hosts"), os.environ)
     ranks = _count("run: -n", options["-n"], MAX_RANKS_OF_SEVERAL if several else MAX_RANKS)
     if not words:
@@ -427,6 +432,7 @@ def plan(argv: list[str]) -> Plan:
         made = rank_environment(ranks, threads, "other", ranks > cores, not fits, asked is not None)
         command = _net_command(ranks, nodes, threads if fits and options.get("--bind") != "none" else 0)
         command += ["--stdin"] if "--stdin" in flags else []
+        command += ["--survive", str(survive)] if survive else []
         return Plan(
             command=[*command, NET_FOLDER, *rank_command(words)],
             environment=made,
@@ -499,6 +505,16 @@ def _by_net(options: Mapping[str, str]) -> bool:
         other = "mpi" if chosen == "net" else "net"
         raise LaunchError(f"run: {wrong[0]} with --transport {chosen}; allowed: with --transport {other}")
     return chosen == "net"
+
+
+def _survive(options: Mapping[str, str], survive: bool, net: bool) -> int:
+    """The least number of ranks that go on when others have died; 0: all end."""
+    if "--min-ranks" in options and not survive:
+        raise LaunchError("run: --min-ranks without --survive; allowed: with it")
+    if survive and not net:
+        raise LaunchError("run: --survive with --transport mpi, where all ranks end together; allowed: --transport net")
+    ranks = _count("run: -n", options["-n"], MAX_RANKS)
+    return _count("run: --min-ranks", options.get("--min-ranks", "1"), ranks) if survive else 0
 
 
 def _net_command(ranks: int, nodes: int, threads: int) -> list[str]:

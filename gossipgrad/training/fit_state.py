@@ -34,6 +34,8 @@ class Watcher(Protocol):
 
     def shrunk(self, event: Record) -> None: ...
 
+    def viewed(self, change: Record) -> None: ...
+
 
 @dataclass
 class FitState:

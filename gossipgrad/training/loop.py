@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from gossipgrad import _core, heads
+from gossipgrad._core import PeerError
 from gossipgrad.callbacks import (
     Callback,
     Checkpoint,
@@ -93,7 +94,6 @@ class Loop:
         self._pauses: list[int] = []  # intervals of steps after which a callback of some rank is called
         self._rate = 0.0  # of the epoch's last step
         self._counts: Any = None  # of an epoch whose steps are done; its validation sends further messages
-        self._members = list(range(trainer.size))  # identities, by rank
         self._problem: Exception | None = None  # of on_progress, called at different steps on each rank
 
     def run(self, final_mix: bool = False) -> None:
@@ -118,7 +118,7 @@ class Loop:
                 self._epoch()
             mixes = final_mix and trainer.strategy.replicas_differ
             if mixes:
-                trainer.core.exchange.adopt_consensus()
+                agreement.surviving(trainer.team, trainer.core.exchange.adopt_consensus)
             state.over(mixes)
             with trainer.agreed("end"):
                 end(self.callbacks, trainer)
@@ -150,22 +150,14 @@ class Loop:
         finally:
             trainer.fit_state.shrinking = False
 
-    def _changes_view(self) -> bool:
-        """Go on without ranks that have died, and tell the callbacks; False if none has."""
+    def viewed(self, change: Record) -> None:
+        """Adapt to ranks that have died, and tell the callbacks."""
         trainer = self.trainer
-        ranks, former = self._members, trainer.size
-        change = trainer.core.change_view()
-        if change is None:
-            return False
-        trainer.viewed(former, [ranks.index(rank) for rank in change["died"]])
-        self._members = change["ranks"]
-        self.rebatched()
-        change |= {"epoch": trainer.epoch + 1}
-        trainer.history.views.append(change)
+        if trainer.fit_state.stage is Stage.WITHIN:
+            self.rebatched()
         trainer.say(survival.said(change))
         with self._aside(), trainer.agreed(f"view {change['view']}"):
             call(self.callbacks, "on_view", trainer, change)
-        return True
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
@@ -236,12 +228,16 @@ class Loop:
         trainer, number = self.trainer, self.trainer.epoch + 1
         done, self._counts = self._begin_epoch(), None
         try:
-            if done < self.steps:
-                self._train(done)
-                if trainer.set_rate is not None:
-                    self._rate = trainer.set_rate
-            self._pause_at_end()
-            record = self._record(number)
+            ended = None
+            while ended is None:
+                if done < self.steps:
+                    self._train(done)
+                    if trainer.set_rate is not None:
+                        self._rate = trainer.set_rate
+                self._pause_at_end()
+                ended = self._end()
+                done = trainer.step - trainer.fit_state.epoch_begun
+            record = self._record(number, ended)
             trainer.epoch += 1
         except BaseException as error:
             if trainer.epoch < number:
@@ -302,11 +298,26 @@ class Loop:
             if state.position is not None and state.position["left"] == 0:
                 state.position["rate"] = self._rate
 
-    def _record(self, number: int) -> Record:
-        """The record of the epoch whose steps are done."""
+    def _end(self) -> Record | None:
+        """The numbers of the epoch whose steps are done. None: ranks have died, and have left samples."""
         trainer = self.trainer
-        self._counts = trainer.core.counts()
-        record: Record = {"epoch": number, "learning_rate": self._rate, **trainer.core.end_epoch()}
+        while True:
+            self._counts = trainer.core.counts()
+            done, ended = True, None
+            try:
+                ended = trainer.core.end_epoch()
+            except PeerError:
+                done = False
+            if not trainer.team.survives or trainer.team.decide(done):
+                return ended
+            trainer.change_view()
+            if trainer.step < trainer.fit_state.epoch_begun + self.steps:
+                return None
+
+    def _record(self, number: int, ended: Record) -> Record:
+        """The record of the epoch with these numbers."""
+        trainer = self.trainer
+        record: Record = {"epoch": number, "learning_rate": self._rate, **ended}
         trainer.count_seconds()
         trainer.fit_state.stage = Stage.BETWEEN
         if self.apoptosis is not None:
@@ -324,11 +335,12 @@ class Loop:
         """The record's "validation" and "validation_replicas"."""
         if self.validation is None:
             return {}
-        core = self.trainer.core
-        whole = heads.measured(self.trainer.heads, core.evaluate(self.validation, self.batch_size, False)[0])
-        found: Record = {"validation": whole | self.measure()}
+        core, team = self.trainer.core, self.trainer.team
+        sets = self.validation, self.batch_size
+        whole = heads.measured(self.trainer.heads, agreement.surviving(team, lambda: core.evaluate(*sets, False))[0])
+        found: Record = {"validation": whole | agreement.surviving(team, self.measure)}
         if self.validate_replicas:
-            replicas = core.evaluate(self.validation, self.batch_size, True)
+            replicas = agreement.surviving(team, lambda: core.evaluate(*sets, True))
             found["validation_replicas"] = [heads.measured(self.trainer.heads, one) for one in replicas]
         return found
 
@@ -355,7 +367,7 @@ class Loop:
             else:
                 done = core.run(until - done)
             now = time.perf_counter()
-            if trainer.team.survives and self._changes_view():
+            if trainer.team.survives and trainer.change_view() is not None:
                 done = trainer.step - first
                 continue
             if done == before:

@@ -23,7 +23,7 @@ from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import LARGEST, check_keywords, choice, counted, flag, integer, is_of, number
 from gossipgrad.history import PARTS_OF_TIME, History, Record
-from gossipgrad.launch import agreement, environment, stall
+from gossipgrad.launch import agreement, environment, failure, stall
 from gossipgrad.launch.interrupts import uninterrupted
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, parse
@@ -73,6 +73,9 @@ def collective(method: Callable[P, R]) -> Callable[P, R]:
         check_keywords(name, kwargs, keywords)
         with stall.within(name):
             try:
+                trainer: Any = args[0]
+                if isinstance(trainer, Replicas) and trainer.fit_state.fitting:
+                    return agreement.surviving(trainer.team, lambda: method(*args, **kwargs))
                 return method(*args, **kwargs)
             except SystemExit:
                 # If only this rank leaves, the others wait for it: it must not wait for them while it frees its memory.
@@ -223,6 +226,7 @@ class Replicas:
         self.stop = False
         self.resumed = False  # True if this fit continues from a checkpoint saved after an epoch
         self.fit_state = FitState()
+        self.members = list(range(self.size))  # the ranks' first numbers
         self.record_names: list[str] = []  # the numbers of an epoch's record in this fit, dotted
         self.speaker: Callable[[str], None] | None = None  # prints the lines of say
         self.epoch = 0  # epochs done
@@ -675,10 +679,47 @@ class Replicas:
             for key, seconds in zip(PARTS_OF_TIME, (one["clock_seconds"] - sum(waited), *waited), strict=True):
                 total[key] += seconds
 
-    def viewed(self, former: int, died: Sequence[int]) -> None:
+    @contextlib.contextmanager
+    def survivable(self) -> Iterator[None]:
+        """Inside, the others go on when ranks die."""
+        if not self.team.survives:
+            yield
+            return
+        agreement.go_on = self.change_view
+        self.team.train(True)
+        try:
+            yield
+        except BaseException as error:
+            failure.dies_alone = not agreement.of_all(error)
+            if not failure.dies_alone:
+                self.team.train(False)
+            raise
+        finally:
+            agreement.go_on = None
+        self.team.train(False)
+
+    def change_view(self) -> Record | None:
+        """Go on without ranks that have died since; None if none has. Returns the change, as in history.views.
+
+        All ranks stand at one step. Collective over the ranks that live.
+        """
+        former = self.size
+        change = self.core.change_view()
+        if change is None:
+            return None
+        places = [self.members.index(rank) for rank in change["died"]]
+        self.members = change["ranks"]
+        self._lose(former, places)
+        change |= {"epoch": self.epoch + 1}
+        self.history.views.append(change)
+        if self.fit_state.watcher is not None:
+            self.fit_state.watcher.viewed(change)
+        return change
+
+    def _lose(self, former: int, died: Sequence[int]) -> None:
         """Adapt to the ranks that are left of `former` ones, after those at these places have died."""
         living = [place for place in range(former) if place not in set(died)]
-        if self._seconds:
+        if self._seconds and self.virtual:
             self._seconds = [self._seconds[place] for place in living]
         if self.compute_time is not None:
             self.compute_time = [self.compute_time[place] for place in living]

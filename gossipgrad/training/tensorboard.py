@@ -91,6 +91,10 @@ class TensorBoard(Callback):
         settings = json.dumps(trainer.settings(), indent=1, default=str)
         self._write("add_text", "settings", "\n".join("    " + line for line in settings.splitlines()), trainer.step)
 
+    def on_view(self, trainer: Trainer, change: Record) -> None:
+        if trainer.rank == 0 and self._writer is None:
+            self._open(trainer.step)  # the log was a dead rank's
+
     def on_progress(self, trainer: Trainer, progress: Progress) -> None:
         if math.isfinite(progress.loss):
             self._write("add_scalar", "progress/loss", progress.loss, trainer.step)

@@ -44,6 +44,9 @@ int gg_net_size(const gg_net *net);
 /* Collective, in one order on all ranks; fails if ranks have not come after `timeout` seconds (0 means for ever), which
  * becomes the transport's timeout. */
 gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **out);
+/* From here on a rank that is gone has died: requests of it are LOST (comm/transport.h). watch: called in each round of
+ * a wait, with the steps that this rank has begun. */
+void gg_net_transport_survive(gg_transport *transport, gg_status (*watch)(void *context, int64_t begun), void *context);
 /* The halt of the transport's ranks, owned by the transport, whose waits listen. */
 gg_halt *gg_net_transport_halt(gg_transport *transport);
 

@@ -25,10 +25,12 @@ void gg_net_unlist(gg_request **first, gg_request **last, gg_request *request) {
     if (next == NULL) *last = before;
 }
 
-static bool is_open(const gg_net *net, uint32_t number) {
+/* False if nobody here will ask for the message. */
+static bool is_wanted(const gg_net *net, const gg_net_frame *frame) {
     const gg_net_channel *channel = net->channels;
-    while (channel != NULL && channel->number != number) channel = channel->next;
-    return channel != NULL || number >= net->next_channel; /* other ranks may be ahead */
+    while (channel != NULL && channel->number != frame->channel) channel = channel->next;
+    if (channel != NULL) return frame->epoch >= channel->oldest;
+    return frame->channel >= net->next_channel; /* other ranks may be ahead */
 }
 
 static gg_request *find_receive(const gg_net_peer *peer, const gg_net_frame *frame) {
@@ -119,7 +121,7 @@ gg_status gg_net_message_begins(gg_net *net, gg_net_peer *peer) {
         gg_net_lose(net, peer);
         return GG_OK;
     }
-    if (!is_open(net, peer->frame.channel)) return GG_OK;
+    if (!is_wanted(net, &peer->frame)) return GG_OK;
     gg_request *receive = find_receive(peer, &peer->frame);
     if (receive == NULL) return store(net, peer);
     gg_net_unlist(&peer->receives, &peer->receives_last, receive);
@@ -141,13 +143,13 @@ void gg_net_message_ends(gg_net *net, gg_net_peer *peer) {
     peer->to = NULL;
 }
 
-void gg_net_forget_channel(gg_net *net, uint32_t channel) {
+static void forget(gg_net *net, uint32_t channel, int64_t before_epoch) {
     for (int rank = 0; rank < net->size; ++rank) {
         gg_net_peer *peer = &net->peers[rank];
         gg_net_stored *before = NULL;
         for (gg_net_stored *at = peer->unasked, *next; at != NULL; at = next) {
             next = at->next;
-            if (at->frame.channel == channel) {
+            if (at->frame.channel == channel && at->frame.epoch < before_epoch) {
                 unlink_stored(peer, before, at);
                 gg_net_drop_stored(net, at);
             } else {
@@ -156,6 +158,10 @@ void gg_net_forget_channel(gg_net *net, uint32_t channel) {
         }
     }
 }
+
+void gg_net_forget_channel(gg_net *net, uint32_t channel) { forget(net, channel, INT64_MAX); }
+
+void gg_net_drop_old(gg_net *net, const gg_net_channel *channel) { forget(net, channel->number, channel->oldest); }
 
 /* ---- the calls of net_transport.c ---- */
 

@@ -79,6 +79,7 @@ typedef struct gg_net_peer {
 typedef struct gg_net_channel {
     struct gg_net_channel *next;
     uint32_t number;
+    int64_t oldest; /* messages of earlier epochs are dropped: they belong to calls that a death has broken */
 } gg_net_channel;
 
 /* What the ranks of a node write about themselves, and what is written of them. */
@@ -132,6 +133,8 @@ void gg_net_message_ends(gg_net *net, gg_net_peer *peer);
 /* Takes out the oldest message of the channel and tag that no receive has asked for; NULL: there is none, or it must be
  * whole and is not. */
 gg_net_stored *gg_net_take(gg_net_peer *peer, uint32_t channel, int tag, bool whole);
+/* Drops the channel's messages of epochs before its oldest one. */
+void gg_net_drop_old(gg_net *net, const gg_net_channel *channel);
 void gg_net_drop_stored(gg_net *net, gg_net_stored *stored);
 /* Drops the channel's messages that no receive has asked for. */
 void gg_net_forget_channel(gg_net *net, uint32_t channel);

@@ -10,6 +10,9 @@ typedef struct net_transport {
     gg_transport transport; /* first: a gg_transport is cast to this */
     gg_net *net;
     gg_net_channel channel;
+    gg_status (*watch)(void *context, int64_t begun); /* gg_net_transport_survive's; NULL means that it has not */
+    void *context;
+    int64_t begun; /* steps */
     gg_halt *halt;
 } net_transport;
 
@@ -130,6 +133,12 @@ static gg_status net_test(gg_transport *transport, gg_request *request, bool *do
         GG_TRY(gg_net_progress(net));
         *done = gg_net_is_done(net, request, link);
     }
+    if (!*done && peer->gone && net_of(transport)->watch != NULL) {
+        gg_net_cancel(net, peer, request);
+        request->state = GG_REQUEST_LOST;
+        *done = true;
+        return GG_OK;
+    }
     if (!*done) return fails(peer) ? fail_gone(transport, peer) : GG_OK;
     if (request->state == GG_REQUEST_RECEIVING) return net_arrived(transport, peer, request);
     request->state = GG_REQUEST_IDLE;
@@ -151,13 +160,21 @@ static gg_status net_pause_round(gg_transport *transport, int round, gg_request 
     if (round % GG_HALT_LISTEN_ROUNDS == GG_HALT_LISTEN_ROUNDS - 1) GG_TRY(gg_halt_listen(net_of(transport)->halt));
     gg_clock_back_off(round < net->quiet ? round : net->quiet); /* the next piece of a message comes soon */
     if (net->quiet < 2 * GG_CLOCK_YIELDS) net->quiet++;         /* more make no longer sleep */
-    return GG_OK;
+    const net_transport *own = net_of(transport);
+    return own->watch != NULL ? own->watch(own->context, own->begun) : GG_OK;
+}
+
+static int net_dead(gg_transport *transport, int rank) {
+    const net_transport *own = net_of(transport);
+    for (int i = 0; own->watch != NULL && i < transport->size; ++i)
+        if ((rank < 0 || rank == i) && own->net->peers[i].gone) return i;
+    return -1;
 }
 
 static gg_status net_check_peer(gg_transport *transport, int peer) {
     GG_TRY(gg_net_progress(net_of(transport)->net));
     for (int rank = 0; rank < transport->size; ++rank)
-        if ((peer < 0 || peer == rank) && fails(peer_of(transport, rank)))
+        if ((peer < 0 || peer == rank) && net_of(transport)->watch == NULL && fails(peer_of(transport, rank)))
             return fail_gone(transport, peer_of(transport, rank));
     return GG_OK;
 }
@@ -165,11 +182,19 @@ static gg_status net_check_peer(gg_transport *transport, int peer) {
 static gg_status net_progress(gg_transport *transport) { return gg_net_progress(net_of(transport)->net); }
 
 static void net_step_begun(gg_transport *transport, int64_t begun) {
+    net_of(transport)->begun = begun;
     const gg_net *net = net_of(transport)->net;
     if (net->base == NULL) return;
     gg_net_board *board = gg_net_board_of(net, net->place);
     atomic_store(&board->channel, net_of(transport)->channel.number);
     atomic_store(&board->begun, begun);
+}
+
+static void net_set_epoch(gg_transport *transport, int64_t epoch) {
+    net_transport *own = net_of(transport);
+    if (own->watch == NULL) return;
+    own->channel.oldest = epoch;
+    gg_net_drop_old(own->net, &own->channel);
 }
 
 static double net_now(gg_transport *transport) {
@@ -193,10 +218,17 @@ static gg_status net_idle(gg_transport *transport, double seconds) {
     {                                                                                                                  \
         .name = "net", .one_clock = (clock), .destroy = net_destroy, .alloc = net_alloc, .free = net_free_block,       \
         .send = net_send, .receive = net_receive, .test = net_test, .release = net_release, .cancel = net_cancel,      \
-        .pause = net_pause_round, .check_peer = net_check_peer, .progress = net_progress,                              \
-        .step_begun = net_step_begun, .now = net_now, .compute = net_compute, .idle = net_idle,                        \
+        .pause = net_pause_round, .check_peer = net_check_peer, .dead = net_dead, .progress = net_progress,            \
+        .set_epoch = net_set_epoch, .step_begun = net_step_begun, .now = net_now, .compute = net_compute,              \
+        .idle = net_idle,                                                                                              \
     }
 static const gg_transport_table tables[] = {TABLE(false), TABLE(true)};
+
+void gg_net_transport_survive(gg_transport *transport, gg_status (*watch)(void *context, int64_t begun),
+                              void *context) {
+    net_of(transport)->watch = watch;
+    net_of(transport)->context = context;
+}
 
 gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **out) {
     static const gg_halt_wire wire = {.tell = limits_tell, .hear = limits_hear};

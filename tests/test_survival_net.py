@@ -1,0 +1,175 @@
+"""Processes of `gossipgrad run --survive` are killed while fit trains, and the others go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+
+import pytest
+from conftest import run_group
+from test_net import RUN
+
+SCRIPT = """
+import json, os, signal, sys, threading, time
+import numpy as np
+import gossipgrad as gg
+
+case = json.loads(os.environ["CASE"])
+samples = case.get("samples", 600)
+x, y = np.eye(samples, dtype=np.float32), np.ones((samples, 1), np.float32)
+net = gg.Sequential([gg.Linear(1, bias=False)], input=(samples,))
+net.load_weights({name: np.zeros_like(value) for name, value in net.weights().items()})
+strategy = eval(case.get("strategy", "gg.GossipGraD()"))
+trainer = gg.Trainer(net, loss="mean_squared_error", optimizer=gg.SGD(lr=0.1), strategy=strategy,
+                     straggler=gg.Straggler(probability=1.0, delay=case.get("delay", 0.005)))
+me = trainer.rank
+
+def die(how):
+    if how == "segv": signal.raise_signal(signal.SIGSEGV)
+    if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(0) if how == "exit 0" else os._exit(int(how))
+
+deaths = [one for one in case["deaths"] if one["rank"] == me]
+
+class Dies(gg.Callback):
+    every = 1
+    def _at(self, place):
+        for one in deaths:
+            if one["at"] == place: die(one.get("how", "kill"))
+    def on_fit_begin(self, trainer): self._at("fit_begin")
+    def on_epoch_begin(self, trainer, epoch):
+        self._at(f"epoch_begin {epoch}")
+        for one in deaths:
+            if isinstance(one["at"], float) and epoch == 1:
+                threading.Timer(one["at"], die, (one.get("how", "kill"),)).start()
+    def on_step(self, trainer, step): self._at(f"step {step}")
+    def on_epoch_end(self, trainer, record): self._at(f"epoch_end {record['epoch']}")
+    def on_view(self, trainer, change): self._at("view")
+
+callbacks = [Dies()]
+if case.get("checkpoint"): callbacks.append(gg.Checkpoint(case["checkpoint"]))
+if case.get("csv"): callbacks.append(gg.CSVLogger(case["csv"]))
+history = trainer.fit(x, y, validation=(x[:50], y[:50]), epochs=case.get("epochs", 2), batch_size=2, progress=False,
+                      callbacks=callbacks)
+own = next(iter(trainer.weights().values())).ravel()
+rows = [np.frombuffer(one, np.float32) for one in trainer.gather(own.astype(np.float32).tobytes())]
+if trainer.rank == 0:
+    moved = np.stack(rows) != 0
+    print(json.dumps({
+        "size": trainer.size, "views": history.views, "counts": moved.sum(axis=0).tolist(), "epochs": len(history),
+        "samples": [record["samples"] for record in history], "hashes": history.weights_sha256}))
+"""
+
+
+@pytest.fixture
+def survive(tmp_path):
+    """survive(ranks, case, *options) -> (what rank 0 printed, stderr); the exit code must be 0."""
+
+    def run(ranks, case, *options, code=0):
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        env = {**os.environ, "CASE": json.dumps(case)}
+        done = run_group([*RUN, "--survive", "-n", str(ranks), *options, str(script)], 60, env=env)
+        assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        return (json.loads(lines[-1]) if lines else None), done.stderr
+
+    return run
+
+
+def died(found):
+    return sorted(rank for view in found["views"] for rank in view["died"])
+
+
+def check(found, ranks, dead, epochs=2):
+    assert died(found) == sorted(dead) and found["size"] == ranks - len(dead) and found["epochs"] == epochs
+    assert all(count >= 1 for count in found["counts"])
+    numbers = [view["view"] for view in found["views"]]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.core(2)
+@pytest.mark.parametrize(
+    ("ranks", "death"),
+    [
+        (3, {"rank": 0, "at": "step 7"}),
+        (2, {"rank": 1, "at": "epoch_end 1"}),
+        (3, {"rank": 2, "at": "step 30", "how": "137"}),
+        (3, {"rank": 1, "at": "step 9", "how": "3"}),
+        (3, {"rank": 1, "at": "step 9", "how": "exit 0"}),
+        (2, {"rank": 0, "at": "step 11", "how": "segv"}),
+        (4, {"rank": 3, "at": "epoch_begin 2"}),
+        (3, {"rank": 1, "at": "fit_begin"}),
+    ],
+)
+def test_one_death_at_a_known_place(ranks, death, survive):
+    """A callback of one rank ends it: between two steps, at the ends of an epoch, by every kind of exit."""
+    found, errors = survive(ranks, {"deaths": [death]})
+    check(found, ranks, [death["rank"]])
+    assert re.search(rf"rank {death['rank']} .*: {ranks - 1} ranks? goe?s? on|rank {death['rank']} .*go on", errors)
+
+
+@pytest.mark.core(1)
+@pytest.mark.parametrize("seed", range(12))
+def test_a_random_death_loses_no_sample(seed, survive):
+    """Without an exchange nothing of a dead rank counts: the survivors train on each sample exactly once."""
+    draw = random.Random(seed)
+    ranks = draw.choice([2, 3, 4])
+    dead = draw.sample(range(ranks), 1)
+    deaths = [{"rank": rank, "at": draw.uniform(0.01, 0.2)} for rank in dead]
+    found, _ = survive(ranks, {"deaths": deaths, "strategy": "gg.NoExchange()", "epochs": 1})
+    check(found, ranks, dead, epochs=1)
+    assert set(found["counts"]) == {1}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "gg.GossipGraD()",
+        "gg.GossipGraD(staleness=1)",
+        "gg.GossipGraD(exchange='weights', slices=2)",
+        "gg.PushGossip()",
+    ],
+)
+def test_random_deaths_by_strategy(strategy, seed, survive):
+    draw = random.Random(seed * 31 + len(strategy))
+    ranks = draw.choice([2, 3, 4])
+    dead = draw.sample(range(ranks), draw.randint(1, ranks - 1))
+    deaths = [{"rank": rank, "at": draw.uniform(0.01, 0.25)} for rank in dead]
+    found, _ = survive(ranks, {"deaths": deaths, "strategy": strategy})
+    check(found, ranks, dead)
+
+
+def test_two_at_once_and_one_in_the_change(survive):
+    deaths = [{"rank": 0, "at": "step 8"}, {"rank": 3, "at": "step 8"}, {"rank": 1, "at": "view"}]
+    found, _ = survive(4, {"deaths": deaths})
+    check(found, 4, [0, 1, 3])
+
+
+def test_files_of_rank_0_go_on(survive, tmp_path):
+    case = {"deaths": [{"rank": 0, "at": "epoch_end 1"}], "epochs": 3}
+    case |= {"csv": str(tmp_path / "run.csv"), "checkpoint": str(tmp_path / "run.safetensors")}
+    found, _ = survive(3, case)
+    check(found, 3, [0], epochs=3)
+    assert len((tmp_path / "run.csv").read_text().splitlines()) == 4
+    import gossipgrad as gg
+
+    assert len(gg.Trainer.load(tmp_path / "run.safetensors", comm=gg.VirtualCluster(2)).history) == 3
+
+
+def test_too_few_ranks_end(survive):
+    found, errors = survive(3, {"deaths": [{"rank": 1, "at": "step 5"}]}, "--min-ranks", "3", code=137)
+    assert found is None and "rank 1 was ended by signal 9 (SIGKILL): all end" in errors
+
+
+def test_an_error_of_all_ranks_ends_all(survive):
+    found, errors = survive(2, {"deaths": [], "strategy": "gg.AllReduce()"}, code=1)
+    assert found is None and "needs all ranks" in errors and "go on" not in errors
+
+
+def test_options_are_refused():
+    done = run_group([*RUN[:-2], "--survive", "-n", "2", "train"], 60, env=dict(os.environ))
+    assert done.returncode == 2 and "--survive with --transport mpi" in done.stderr
