@@ -7,6 +7,10 @@ staleness 1: s, taken after the update of step t, is mixed after the update of s
 slices: in step t only those numbers of a bucket count that lie in its slice t mod m, and the partners are those of step
              t div m.
 push_sum: x = scalar * w and the scalar are halved, one half goes to the partner, what comes is added; w = x / scalar.
+Adam's second moment, unless gradients are exchanged, is that of the mean over the p ranks: after 2/(1 - beta1) updates
+             s = beta2*s + (1 - beta2)*(a*g^2 + (1 - a)*m^2), m the corrected momentum, of a variance of k gradients;
+             a = (1/p - k)/(1 - k), at least 0. A gradient of age j counts in k with variance max(2^(-j/slices), 1/p) if
+             momenta are exchanged, else with 1.
 settle completes and mixes what is in flight.
 """
 
@@ -199,9 +203,21 @@ class Simulation:
         else:
             g = g + o.weight_decay * self.w
         self.v = o.beta1 * self.v + (1 - o.beta1) * g
-        self.s = o.beta2 * self.s + (1 - o.beta2) * g * g
+        share = self._gradient_share()
+        mean = self.v / (1 - o.beta1**t)
+        self.s = o.beta2 * self.s + (1 - o.beta2) * (share * g * g + (1 - share) * mean * mean)
         step = self.v / (1 - o.beta1**t) / (np.sqrt(self.s / (1 - o.beta2**t)) + o.eps)
         self.w = self.w - o.lr * step
+
+    def _gradient_share(self):
+        """Of Adam's second moment of the mean over the ranks: the share of the gradient's square."""
+        s, t, beta1 = self.strategy, self.t + 1, self.optimizer.beta1
+        if s is None or s.exchange == "gradients" or self.p == 1 or t <= 2 / (1 - beta1):
+            return 1.0
+        left = [max(0.5 ** (age / self.m), 1 / self.p) if self.both else 1.0 for age in range(t)]
+        shares = [(1 - beta1) * beta1**age / (1 - beta1**t) for age in range(t)]
+        noise = sum(share**2 * variance for share, variance in zip(shares, left, strict=True))
+        return max((1 / self.p - noise) / (1 - noise), 0.0) if noise < 1 else 0.0
 
     def step(self, gradients):
         if self.strategy is None:

@@ -18,6 +18,7 @@ OPTIMIZERS = {
     "adam": gg.Adam(lr=0.05, weight_decay=0.1, eps=0.1),
     "adamw": gg.Adam(lr=0.05, beta1=0.8, beta2=0.9, weight_decay=0.1, decoupled=True, eps=0.1),
     "no first moment": gg.Adam(lr=0.02, beta1=0.0, eps=0.1),
+    "short first moment": gg.Adam(lr=0.02, beta1=0.5, beta2=0.9, eps=0.1),
 }
 
 
@@ -31,7 +32,7 @@ def squares(trainer):
                      for r in range(trainer.size)])  # fmt: skip
 
 
-def compare(p, strategy, optimizer, gradients_of, steps=(3, 2), average=lambda simulation: None):
+def compare(p, strategy, optimizer, gradients_of, steps=(4, 3), average=lambda simulation: None):
     """Runs the core and the simulation; compares where all is at rest."""
     generator = np.random.default_rng(p)
     trainer = trainer_of(p, optimizer, strategy)
@@ -101,7 +102,7 @@ def test_resuming_carries_both_moments(strategy, tmp_path):
     data = gg.data.synthetic((1, 8, 8), 4, 60, 1)[0]
 
     def fit(epochs, **options):
-        trainer = trainer_of(3, gg.Adam(lr=0.01, schedule=gg.schedules.Cosine(total=20)), strategy)
+        trainer = trainer_of(3, gg.Adam(lr=0.01, beta1=0.5, schedule=gg.schedules.Cosine(total=20)), strategy)
         return trainer, trainer.fit(data, epochs=epochs, batch_size=5, progress=False, **options)
 
     half, _ = fit(2)

@@ -18,9 +18,9 @@ def kernel(isa, name, arrays, numbers=()):
     return operations.run_kernel(isa, name, arrays, list(numbers))
 
 
-RULES = ("plain", "momentum", "nesterov", "adam", "lion")
-# rule, bfloat16 wire, then grad_scale lr mu weight_decay d_share beta2 square_share keep root_scale eps
-UPDATE = [0.5, 0.1, 0.9, 0.01, 0.1, 0.99, 0.01, 0.97, 1.5, 1e-3]
+RULES = ("plain", "momentum", "nesterov", "adam", "adam mean", "lion")
+# rule, bfloat16 wire, then grad_scale lr mu weight_decay d_share beta2 square_share keep root_scale eps mean_share
+UPDATE = [0.5, 0.1, 0.9, 0.01, 0.1, 0.99, 0.01, 0.97, 1.5, 1e-3, 0.3]
 
 
 def test_bfloat16_of_the_reference():
@@ -38,11 +38,11 @@ def test_update(isa, rule, received, narrow):
         rng = seeded((n, received, rule))
         grad, weight, m, s, *came = (float32(rng, n) for _ in range(7))
         s, came[2] = np.abs(s), np.abs(came[2])
-        keeps, adam = rule != "plain", rule == "adam"
+        keeps, adam = rule != "plain", rule.startswith("adam")
         given = [came[i] if received >> i & 1 and (True, keeps, adam)[i] else None for i in range(3)]
         arrays = [grad, weight, m if keeps else None, s if adam else None, *given]
         found = kernel(isa, "update", arrays, [RULES.index(rule), narrow, *UPDATE])
-        scale, lr, mu, decay, d_share, beta2, square_share, keep, root_scale, eps = map(float, np.float32(UPDATE))
+        scale, lr, mu, decay, d_share, beta2, square_share, keep, root_scale, eps, mean = map(float, np.float32(UPDATE))
         sent = bfloat16 if narrow else np.asarray
         w = weight.astype(np.float64)
         owns = zip(given, (weight, m, s), strict=True)
@@ -50,9 +50,10 @@ def test_update(isa, rule, received, narrow):
         if adam:
             d = scale * grad.astype(np.float64) + decay * w
             m_out = mu * (m + displaced[1]) + d_share * d
-            s_out = np.maximum(beta2 * (s + displaced[2]) + square_share * d * d, 0)
+            of_mean = mean * m_out * m_out if rule == "adam mean" else 0
+            s_out = np.maximum(beta2 * (s + displaced[2]) + square_share * d * d + of_mean, 0)
             w_out = keep * w - lr * m_out / (np.sqrt(s_out) * root_scale + eps)
-            close("second moment", found[2], s_out, s + d * d + np.abs(came[2]), 4)
+            close("second moment", found[2], s_out, s + d * d + m_out * m_out + np.abs(came[2]), 4)
             assert np.array_equal(found[5], sent(found[2]))
         elif rule == "lion":
             d = scale * grad.astype(np.float64) + decay * w
@@ -77,8 +78,8 @@ def test_update(isa, rule, received, narrow):
 @pytest.mark.parametrize("rule", RULES)
 def test_what_pads_a_layer_stays_zero(isa, rule):
     zero = np.zeros(16, np.float32)
-    arrays = [zero, zero, None if rule == "plain" else zero, zero if rule == "adam" else None, *[None] * 3]
-    found = kernel(isa, "update", arrays, [RULES.index(rule), 0, *UPDATE[:-1], 2.0**-126])
+    arrays = [zero, zero, None if rule == "plain" else zero, zero if rule.startswith("adam") else None, *[None] * 3]
+    found = kernel(isa, "update", arrays, [RULES.index(rule), 0, *UPDATE[:-2], 2.0**-126, 0.3])
     assert not any(np.any(array) for array in found if array is not None)
 
 
@@ -177,7 +178,7 @@ def test_an_element_does_not_depend_on_its_place(isa, turn):
     n = 1040
     arrays = [float32(seeded(("place", i)), n) for i in range(7)]
     turned = [np.roll(a, turn) for a in arrays]
-    for rule, narrow in itertools.product(range(4), (0, 1)):
+    for rule, narrow in itertools.product(range(len(RULES)), (0, 1)):
         both = [kernel(isa, "update", [np.abs(a) for a in some], [rule, narrow, *UPDATE]) for some in (arrays, turned)]
         for one, other in zip(*both, strict=True):
             assert one is other is None or np.roll(one, turn).tobytes() == other.tobytes()

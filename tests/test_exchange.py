@@ -73,7 +73,7 @@ def batches() -> tuple[Any, Any]:
 
 OPTIMIZERS = {
     "sgd": gg.SGD(lr=0.05, momentum=0.9, weight_decay=1e-3),
-    "adam": gg.Adam(lr=0.01),
+    "adam": gg.Adam(lr=0.01, beta1=0.5),
     "clipped": gg.SGD(lr=0.05, clip_norm=0.5),
 }
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.filterwarnings(f"ignore:{what}") for what in ("topolog
 
 SEED = 7
 OPTIMIZERS = {
-    "adam": gg.Adam(lr=0.01),
+    "adam": gg.Adam(lr=0.01, beta1=0.5),
     "clipped": gg.SGD(lr=0.05, momentum=0.9, clip_norm=0.5),
     "lars": gg.LARS(lr=2.0, weight_decay=1e-3, clip_norm=5),
 }

@@ -84,7 +84,7 @@ def test_slices_have_push_sum_scalars_of_their_own(p, staleness, wire_dtype, gra
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_adams_moments_travel_with_the_weights(staleness, gradients_of):
-    optimizer = gg.Adam(lr=0.01)
+    optimizer = gg.Adam(lr=0.01, beta1=0.5)
     strategy = gg.GossipGraD(exchange="weights+momentum", slices=3, staleness=staleness, bucket_bytes=300)
     compare(4, strategy, optimizer, gradients_of, tolerance=1e-4)
 

@@ -340,12 +340,13 @@ typedef struct gg_update_args {
     gg_dtype wire;
     const float *grad;
     gg_lines filled;                   /* of the gradient */
-    float *weight, *momentum, *square; /* PLAIN does not read momentum; only ADAM reads square */
+    float *weight, *momentum, *square; /* PLAIN does not read momentum; only ADAM and ADAM_MEAN read square */
     const void *weight_after, *momentum_before, *square_before; /* received from a partner; NULL means none */
     void *weight_copy, *momentum_copy, *square_copy;            /* NULL means none */
     float grad_scale, lr, mu, weight_decay;
-    float d_share, beta2, square_share, root_scale, eps; /* ADAM */
-    float weight_factor; /* ADAM: 1 - lr*weight decay if the decay is decoupled, else 1 */
+    float d_share, beta2, square_share, root_scale, eps; /* ADAM, ADAM_MEAN */
+    float mean_share;                                    /* ADAM_MEAN: of the momentum's square */
+    float weight_factor; /* ADAM, ADAM_MEAN: 1 - lr*weight decay if the decay is decoupled, else 1 */
 } gg_update_args;
 
 /* Reads samples of a data set into a batch. */

@@ -17,6 +17,7 @@
     X(MOMENTUM)                                                                                                        \
     X(NESTEROV)                                                                                                        \
     X(ADAM)                                                                                                            \
+    X(ADAM_MEAN) /* ADAM whose second moment is that of a mean over ranks */                                           \
     X(LION)
 
 typedef enum gg_update_rule {
@@ -27,13 +28,15 @@ typedef enum gg_update_rule {
 } gg_update_rule;
 
 /* Moments that a rule reads and writes: none, `momentum`, or `momentum` and `square`. */
-#define GG_UPDATE_MOMENTS(rule) ((rule) == GG_UPDATE_PLAIN ? 0 : (rule) == GG_UPDATE_ADAM ? 2 : 1)
+#define GG_UPDATE_MOMENTS(rule)                                                                                        \
+    ((rule) == GG_UPDATE_PLAIN ? 0 : (rule) == GG_UPDATE_ADAM || (rule) == GG_UPDATE_ADAM_MEAN ? 2 : 1)
 
 #endif
 
 #ifdef GG_RULE_VALUE
 typedef struct update_factors {
-    GG_RULE_FACTOR grad_scale, lr, mu, weight_decay, d_share, beta2, square_share, root_scale, eps, weight_factor;
+    GG_RULE_FACTOR grad_scale, lr, mu, weight_decay, d_share, beta2, square_share, mean_share, root_scale, eps,
+        weight_factor;
 } update_factors;
 
 typedef struct updated {
@@ -49,6 +52,7 @@ GG_RULE_INLINE update_factors update_factors_of(const gg_update_args *args) {
     f.d_share = GG_RULE_NUMBER(args->d_share);
     f.beta2 = GG_RULE_NUMBER(args->beta2);
     f.square_share = GG_RULE_NUMBER(args->square_share);
+    f.mean_share = GG_RULE_NUMBER(args->mean_share);
     f.root_scale = GG_RULE_NUMBER(args->root_scale);
     f.eps = GG_RULE_NUMBER(args->eps);
     f.weight_factor = GG_RULE_NUMBER(args->weight_factor);
@@ -66,11 +70,13 @@ GG_RULE_INLINE updated update_by_rule(gg_update_rule rule, const update_factors 
     const GG_RULE_VALUE w = now.weight, d = f->grad_scale * grad + f->weight_decay * w;
     if (rule == GG_UPDATE_PLAIN) {
         now.weight = w - f->lr * d;
-    } else if (rule == GG_UPDATE_ADAM) {
-        /* An average of rounded numbers may have brought the square below 0. */
-        const GG_RULE_VALUE zero = GG_RULE_SPLAT(0.0f), sum = f->beta2 * now.square + f->square_share * (d * d);
-        now.square = rule_if_less(sum, zero, zero, sum);
+    } else if (rule == GG_UPDATE_ADAM || rule == GG_UPDATE_ADAM_MEAN) {
+        const GG_RULE_VALUE zero = GG_RULE_SPLAT(0.0f);
+        GG_RULE_VALUE sum = f->beta2 * now.square + f->square_share * (d * d);
         now.momentum = f->mu * now.momentum + f->d_share * d;
+        if (rule == GG_UPDATE_ADAM_MEAN) sum = sum + f->mean_share * (now.momentum * now.momentum);
+        /* An average of rounded numbers may have brought the square below 0. */
+        now.square = rule_if_less(sum, zero, zero, sum);
         now.weight = f->weight_factor * w - f->lr * now.momentum / (rule_root(now.square) * f->root_scale + f->eps);
     } else if (rule == GG_UPDATE_LION) {
         const GG_RULE_VALUE mixed = f->mu * now.momentum + f->d_share * d;

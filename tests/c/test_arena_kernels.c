@@ -162,8 +162,9 @@ enum { RECEIVES_WEIGHT = 1, RECEIVES_MOMENTS = 2, COPIES = 4 };
 
 static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags) {
     const int64_t count = (int64_t)n;
-    const bool keeps = rule != GG_UPDATE_PLAIN, adam = rule == GG_UPDATE_ADAM, copies = flags & COPIES;
-    const bool lion = rule == GG_UPDATE_LION;
+    const bool keeps = rule != GG_UPDATE_PLAIN, copies = flags & COPIES;
+    const bool lion = rule == GG_UPDATE_LION, mean = rule == GG_UPDATE_ADAM_MEAN;
+    const bool adam = rule == GG_UPDATE_ADAM || mean;
     float *grad = uniform(count, -1, 1), *weight = uniform(count, -1, 1), *m = uniform(count, -1, 1);
     float *s = uniform(count, 0, 1), *before[3] = {floats(count), floats(count), floats(count)};
     double *w_in = guarded(n * 8), *m_in = guarded(n * 8), *s_in = guarded(n * 8);
@@ -189,6 +190,7 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
         .d_share = 0.1f,
         .beta2 = 0.99f,
         .square_share = 0.01f,
+        .mean_share = 0.3f,
         .weight_factor = 0.97f,
         .root_scale = 1.5f,
         .eps = 1e-3f};
@@ -201,9 +203,10 @@ static void check_update(size_t n, gg_update_rule rule, gg_dtype wire, int flags
         const double s_sent = narrow ? (double)of_bfloat16(rounded_bfloat16(s[i])) : (double)s[i];
         const double mixed_m = args.momentum_before ? old + (m_in[i] - m_sent) / 2 : old;
         const double mixed_s = args.square_before ? (double)s[i] + (s_in[i] - s_sent) / 2 : (double)s[i];
-        const double new_s = (double)args.beta2 * mixed_s + (double)args.square_share * d * d;
         const double mix = mu * mixed_m + (adam || lion ? (double)args.d_share : 1) * d;
         const double new_m = lion ? (double)args.beta2 * mixed_m + (double)args.square_share * d : mix;
+        const double new_s = (double)args.beta2 * mixed_s + (double)args.square_share * d * d +
+                             (mean ? (double)args.mean_share * new_m * new_m : 0);
         double new_w = w - lr * (rule == GG_UPDATE_PLAIN ? d : rule == GG_UPDATE_NESTEROV ? d + mu * new_m : new_m);
         if (adam)
             new_w = (double)args.weight_factor * w -

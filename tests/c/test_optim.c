@@ -75,6 +75,35 @@ static void test_rate(void) {
     CHECK_OK(gg_rate_check(&rate));
 }
 
+/* Of gradients of variance 1 around 0 the wanted second moment has the mean 1/ranks. */
+static void test_mean_of_ranks(const gg_optimizer *adam, gg_group group) {
+    const double beta = adam->adam.beta1;
+    const gg_mixing mixings[] = {{2, 1}, {3, 1}, {8, 1}, {8, 3}, {4, 0}, {18, 0}};
+    gg_update_args args;
+    for (size_t i = 0; i < sizeof mixings / sizeof *mixings; ++i) {
+        group.mixing = mixings[i];
+        gg_optimizer_rule(adam, &group, 19, &args);
+        CHECK(args.rule == GG_UPDATE_ADAM_MEAN && args.mean_share == 0);
+        CHECK_NEAR(args.square_share / 0.001, 1.0, 1e-7);
+        for (int64_t step = 60; step < 1000; step += 300) {
+            double noise = 0; /* of the momentum, which is not corrected for its start */
+            for (int j = 0; j <= step; ++j) {
+                const double left = group.mixing.period > 0 ? exp2(-(double)j / group.mixing.period) : 1;
+                noise += pow((1 - beta) * pow(beta, j), 2) * fmax(left, 1.0 / group.mixing.ranks);
+            }
+            gg_optimizer_rule(adam, &group, step, &args);
+            CHECK_NEAR((args.square_share + args.mean_share * noise) / 0.001, 1.0 / group.mixing.ranks, 1e-5);
+        }
+    }
+    group.mixing = (gg_mixing){.ranks = 64}; /* the momentum itself has more noise than their mean */
+    gg_optimizer_rule(adam, &group, 1000, &args);
+    CHECK(args.square_share == 0);
+    CHECK_NEAR(args.mean_share / 0.001, 1.0, 1e-6);
+    group.mixing = (gg_mixing){.ranks = 1};
+    gg_optimizer_rule(adam, &group, 1000, &args);
+    CHECK_INT(args.rule, GG_UPDATE_ADAM);
+}
+
 static void test_optimizer(void) {
     gg_optimizer optimizer = {.type = &gg_optimizer_sgd,
                               .rate = {.lr = 0.5, .kind = GG_SCHEDULE_STEP, .gamma = 0.5, .every = 2},
@@ -109,6 +138,7 @@ static void test_optimizer(void) {
     CHECK_NEAR(args.root_scale, 31.6227766, 1e-5);    /* 1 / sqrt(1 - 0.999) */
     CHECK_NEAR(args.square_share / 0.001, 1.0, 1e-7); /* not 1 - 0.999f */
     CHECK(args.weight_decay == 0.1f && args.weight_factor == 1.0f);
+    test_mean_of_ranks(&adam, plain);
     adam.adam.decoupled = true;
     gg_optimizer_rule(&adam, &plain, 0, &args);
     CHECK(args.weight_decay == 0.0f && args.weight_factor == 0.95f);

@@ -56,6 +56,7 @@ void check_update(gg_update_rule rule, gg_dtype wire, unsigned have, size_t n, s
     a.d_share = 0.1f;
     a.beta2 = 0.99f;
     a.square_share = 0.01f;
+    a.mean_share = 0.3f;
     a.root_scale = 1.7f;
     a.eps = 1e-6f;
     a.weight_factor = 0.999f;
@@ -136,20 +137,22 @@ struct update_arrays {
 
 /* Several in one call, of other rules, sizes and arrays: each as alone. odd: one is neither aligned nor of fours. */
 void test_updates(gg_dtype wire, size_t skip, bool odd) {
-    const gg_update_rule rules[] = {GG_UPDATE_MOMENTUM, GG_UPDATE_PLAIN, GG_UPDATE_LION, GG_UPDATE_ADAM};
+    const gg_update_rule rules[] = {GG_UPDATE_MOMENTUM, GG_UPDATE_PLAIN, GG_UPDATE_LION, GG_UPDATE_ADAM,
+                                    GG_UPDATE_ADAM_MEAN};
     enum { COUNT = 37 };
     std::vector<std::unique_ptr<update_arrays>> arrays[2];
     gg_update_args all[2][COUNT] = {};
     for (int i = 0; i < COUNT; ++i) {
         const bool other = odd && i % 7 == 3;
         const size_t n = (i % 5 == 0 ? 1100 : 4 * (size_t)(i + 1)) + (other ? 1 : 0);
-        const gg_update_rule rule = i < 20 ? rules[i % 3] : rules[i % 4];
+        const gg_update_rule rule = i < 20 ? rules[i % 3] : rules[i % 5];
         for (int j = 0; j < 2; ++j) {
             numbers = random_numbers(100 + (uint64_t)i); /* the same for both */
             arrays[j].push_back(std::make_unique<update_arrays>(wire, n, other ? skip + 1 : skip));
             gg_update_args a = arrays[j].back()->args(rule, wire, n, (unsigned)i % 16);
             a.grad_scale = 0.5f + 0.01f * (float)i, a.lr = 0.1f, a.mu = 0.9f, a.weight_decay = 0.01f;
-            a.d_share = 0.1f, a.beta2 = 0.99f, a.square_share = 0.01f, a.root_scale = 1.7f, a.eps = 1e-6f;
+            a.d_share = 0.1f, a.beta2 = 0.99f, a.square_share = 0.01f, a.mean_share = 0.3f, a.root_scale = 1.7f,
+            a.eps = 1e-6f;
             a.weight_factor = 0.999f;
             all[j][i] = a;
         }

@@ -27,18 +27,46 @@ static const gg_option options[] = {{.name = "beta1",
 
 static bool decoupled(const gg_optimizer *optimizer) { return optimizer->adam.decoupled; }
 
+/* Variance of the bias-corrected momentum, if one gradient has variance 1: the sum over ages j of (share of the
+ * gradient of age j)^2 times the variance that mixes have left of it. Mixes halve it once every `period` steps, down to
+ * 1/ranks. */
+static double momentum_noise(double beta, gg_mixing mixing, double updates) {
+    const double square = beta * beta;
+    const double halved = mixing.period > 0 ? fmin(updates, ceil(mixing.period * log2(mixing.ranks))) : updates;
+    const double ratio = mixing.period > 0 ? square * exp2(-1.0 / mixing.period) : square;
+    const double young = (1 - pow(ratio, halved)) / (1 - ratio);
+    const double old = (pow(square, halved) - pow(square, updates)) / (1 - square) / mixing.ranks;
+    const double share = (1 - beta) / (1 - pow(beta, updates));
+    return share * share * (young + old);
+}
+
+/* Share a of the gradient's square in an estimate of the mean gradient's square; 1 - a is the momentum's. A rank's
+ * gradient d has mean G and variance V, the mean over n ranks V/n, the momentum m about k*V. So a*d^2 + (1 - a)*m^2 has
+ * the mean G^2 + V/n if a + (1 - a)*k = 1/n. At first gradients change faster than the momentum follows: a = 1. */
+static double gradient_share(double beta, gg_mixing mixing, double updates) {
+    const double noise = momentum_noise(beta, mixing, updates), wanted = 1.0 / mixing.ranks;
+    if (updates <= 2 / (1 - beta)) return 1;
+    return noise < wanted ? (wanted - noise) / (1 - noise) : 0;
+}
+
 /* Moments start as zeros, so they are too small by 1 - beta^updates. */
 static void fill(const gg_optimizer *optimizer, const gg_group *group, double lr, float weight_decay, int64_t step,
                  gg_update_args *args) {
     const gg_adam *adam = &optimizer->adam;
     const double updates = (double)(step - optimizer->moments_since) + 1;
-    (void)group;
     args->rule = GG_UPDATE_ADAM;
     args->lr = (float)(lr / (1 - pow(adam->beta1, updates)));
     args->mu = (float)adam->beta1;
     args->d_share = (float)(1 - adam->beta1);
     args->beta2 = (float)adam->beta2;
     args->square_share = (float)(1 - adam->beta2);
+    if (group->mixing.ranks > 1) {
+        const double share = gradient_share(adam->beta1, group->mixing, updates);
+        const double correction = 1 - pow(adam->beta1, updates); /* of the momentum */
+        args->rule = GG_UPDATE_ADAM_MEAN;
+        args->square_share = (float)((1 - adam->beta2) * share);
+        args->mean_share = (float)((1 - adam->beta2) * (1 - share) / (correction * correction));
+    }
     args->root_scale = (float)(1 / sqrt(1 - pow(adam->beta2, updates)));
     args->eps = adam->eps;
     args->weight_decay = adam->decoupled ? 0.0f : weight_decay;

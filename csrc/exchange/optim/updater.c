@@ -18,7 +18,8 @@ gg_status gg_updater_create(const gg_arena_layout *layout, const gg_optimizer *o
     for (int i = 0; i < parameters; ++i) {
         const gg_parameter *p = &layout->parameter[i];
         gg_group *last = out->groups > 0 ? &out->group[out->groups - 1] : NULL;
-        gg_group group = {.begin = p->offset, .statistic = p->role == GG_ROLE_STATISTIC, .clip = 1, .ratio = 1};
+        gg_group group = {.begin = p->offset, .mixing = {.ranks = 1}, .clip = 1, .ratio = 1};
+        group.statistic = p->role == GG_ROLE_STATISTIC;
         group.end = i + 1 < parameters ? layout->parameter[i + 1].offset : layout->count;
         if (!group.statistic) {
             group.adapts = type->adapts != NULL && type->adapts(optimizer, p->role);
@@ -38,6 +39,10 @@ void gg_updater_destroy(gg_updater *updater) {
     gg_free(updater->group);
     gg_free(updater->squares);
     memset(updater, 0, sizeof *updater);
+}
+
+void gg_updater_mixes(gg_updater *updater, gg_mixing mixing) {
+    for (int i = 0; i < updater->groups; ++i) updater->group[i].mixing = mixing;
 }
 
 const gg_group *gg_updater_group(const gg_updater *updater, size_t at) {

@@ -4,6 +4,13 @@
 
 #include "exchange/optim/optim.h"
 
+/* Replicas that gossip averages. Each is updated by a gradient of its own, and their mean moves like a replica of an
+ * all-reduce, which is updated by the mean gradient. */
+typedef struct gg_mixing {
+    int ranks;  /* replicas; 1 if gradients are averaged before updates */
+    int period; /* steps between averages of an element's momentum with a partner's; 0 means that momenta are private */
+} gg_mixing;
+
 /* Update of the elements [begin, end) of every arena, whole parameters with their padding. */
 typedef struct gg_group {
     size_t begin, end;
@@ -11,6 +18,7 @@ typedef struct gg_group {
     bool adapts;                   /* one parameter, whose learning rate depends on its norms */
     float lr_factor, decay_factor; /* factors of the optimiser's learning rate and weight decay */
     float momentum_factor;         /* factor of SGD's and LARS's momentum */
+    gg_mixing mixing;
     /* Set by gg_updater_measured for the current step; 1 if nothing is measured: */
     float clip;   /* factor of gradients */
     double ratio; /* factor of the learning rate */
@@ -30,6 +38,8 @@ typedef struct gg_updater {
 /* The optimiser outlives the updater; its rate may change between steps. */
 gg_status gg_updater_create(const gg_arena_layout *layout, const gg_optimizer *optimizer, gg_updater *out);
 void gg_updater_destroy(gg_updater *updater);
+/* Tells the updater of a strategy's mixing. Without this call there is none. */
+void gg_updater_mixes(gg_updater *updater, gg_mixing mixing);
 
 /* The group of an element of the arenas. */
 const gg_group *gg_updater_group(const gg_updater *updater, size_t at);

@@ -472,6 +472,7 @@ gg_status gg_gossip_edges_create(const gg_strategy_options *options, const gg_st
     whole_buckets.chunk_bytes = env->state->count * sizeof(float);
     GG_TRY_CLEANUP(gg_gossip_init(&g->gossip, &whole_buckets, env));
     GG_TRY_CLEANUP(gg_buckets_check_tags(&g->gossip.buckets, GG_TAG_LIMIT - GG_TAG_USER));
+    gg_updater_mixes(env->updater, (gg_mixing){.ranks = env->transport->size});
     GG_TRY_CLEANUP(find_edges(g));
     GG_TRY_CLEANUP(gg_calloc((size_t)g->edges + 1, sizeof *g->known, "edges", &g->known));
     GG_TRY_CLEANUP(gg_segments_create(env->layout, &g->compression, &g->packed));

@@ -405,6 +405,10 @@ gg_status gg_gossip_push_sum_create(const gg_strategy_options *options, const gg
         g->of_slices[i].round = -1;
     }
     g->gossip.head.weigh = push_sum_weigh;
+    gg_updater_mixes(
+        env->updater,
+        (gg_mixing){.ranks = env->transport->size,
+                    .period = options->gossip.exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM ? g->gossip.slices : 0});
     GG_TRY_CLEANUP(gg_state_create(env, gg_gossip_shared(options)));
     if (ranks > 1) GG_TRY_CLEANUP(create_streams(g, WEIGHT, "weights"));
     if (ranks > 1 && options->gossip.exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM)

@@ -269,6 +269,8 @@ gg_status gg_gossip_weights_create(const gg_strategy_options *options, const gg_
         if (options->gossip.exchange == GG_EXCHANGE_WEIGHTS_MOMENTUM) parts += gg_state_moments(env->state);
     }
     g->parts = g->gossip.arenas = parts;
+    gg_updater_mixes(env->updater,
+                     (gg_mixing){.ranks = env->transport->size, .period = parts > 1 ? g->gossip.slices : 0});
     for (int i = 0; i < parts; ++i) {
         GG_TRY_CLEANUP(gg_calloc((size_t)g->gossip.sliced.count, sizeof(int), "counts of chunks", &g->part[i].mixed));
         GG_TRY_CLEANUP(

@@ -650,6 +650,7 @@ static gg_status random_gossip_create(const gg_strategy_options *options, const 
     s->head.table = &table;
     s->head.only_applies_gradients = true;
     s->head.env = *env;
+    gg_updater_mixes(env->updater, (gg_mixing){.ranks = env->transport->size});
     s->push_sum = options->random.push_sum;
     s->interval = options->random.interval;
     s->probability = options->random.probability;

@@ -5,7 +5,7 @@
 #include "operations/operations.h"
 
 #define MAX_ARRAYS 8
-#define MAX_NUMBERS 12
+#define MAX_NUMBERS 13
 #define OUTS 4
 
 static PyObject *array_copy(const float *data, Py_ssize_t n) {
@@ -36,7 +36,8 @@ static const void *as_wire(gg_device *device, gg_dtype wire, float *buffer, size
 }
 
 /* arrays: gradient, weight, momentum, second moment, and what was received for those three. numbers: rule, bfloat16
- * wire?, and the fields from grad_scale to eps. Gives what the arrays and the copies are then. */
+ * wire?, the fields from grad_scale to eps, and
+ * mean_share. Gives what the arrays and the copies are then. */
 static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in, const double *number,
                                float *const *outs) {
     const gg_dtype wire = number[1] != 0 ? GG_BFLOAT16 : GG_FLOAT32;
@@ -63,7 +64,8 @@ static PyObject *update_kernel(gg_device *device, Py_ssize_t n, float *const *in
                                  .square_share = (float)number[8],
                                  .weight_factor = (float)number[9],
                                  .root_scale = (float)number[10],
-                                 .eps = (float)number[11]};
+                                 .eps = (float)number[11],
+                                 .mean_share = (float)number[12]};
     if (in[0] == NULL || in[1] == NULL || (GG_UPDATE_MOMENTS(args.rule) > 0 && in[2] == NULL) ||
         (GG_UPDATE_MOMENTS(args.rule) > 1 && in[3] == NULL))
         return PyErr_Format(PyExc_ValueError, "update: an array that the rule needs is None");
