@@ -48,7 +48,7 @@ programs() { # variant, object folder
     cd "$scratch"
     while read -r ranks program; do
         if [ "$1" = tsan ]; then # those that run threads of our own; OpenMP's are invisible to it, and kernels take minutes
-            case $(basename "$program") in test_base | test_data | test_net | test_packed_reduction | test_replica | test_strict | test_virtual | test_virtual_failures | test_mpi) ;; *) continue ;; esac
+            case $(basename "$program") in test_base | test_data | test_net | test_packed_reduction | test_replica | test_strict | test_virtual | test_view_pages | test_virtual_failures | test_mpi) ;; *) continue ;; esac
         fi
         step "$1: $(basename "$program")"
         if [ "$ranks" -eq 0 ]; then
@@ -103,7 +103,7 @@ sample() {
     step "asan: a sample of the Python tests"
     guarded "$scratch/asan-run" "$python" -m pytest -q --capture=sys -p bindings -p no:cacheprovider --rootdir "$root" \
         "$tests"/test_{kept_files,checkpoint,team,exchange_state,exchange,shrink,shrink_core,profile}.py \
-        "$tests"/test_{shards,push_sum,outer_steps,draws,carried,options,trace,sources,algorithms}.py -k "$(sampled)"
+        "$tests"/test_{shards,push_sum,outer_steps,draws,carried,options,trace,sources,algorithms,survival,view_keeper}.py -k "$(sampled)"
     step "asan: two MPI ranks that train, save and go on"
     guarded "$mpiexec" -n 2 --bind-to none "$scratch/asan-run" "$python" "$tests/sanitize_ranks.py" "$scratch/files"
     guarded "$scratch/asan-run" "$python" "$tests/bindings.py" "$names"
@@ -117,7 +117,7 @@ sampled() { # as pytest's -k wants it
         'born_small and packed' a_larger_network_is_put_back plan_is_of_the_weights an_event_that_is_undone goes_on_after_an_event \
         products_and_bytes step_and_bench_use given_the_first_table measurement_that_fails noloco_to_diloco \
         groups_part sorted_samples divided_among_other_ranks two_cycles_by_hand words_are_the_cores two_batches_are_one_sequence the_core_knows \
-        trains_as_memory_does attributes_of_a_source; do
+        trains_as_memory_does attributes_of_a_source 'test_survival and not without_deaths' answers_waits; do
         wanted+="${wanted:+ or }($name)"
     done
     printf '%s' "$wanted"
