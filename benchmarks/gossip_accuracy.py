@@ -152,7 +152,7 @@ def plot_cost(path: str, runs: list[Record]) -> None:
                 look = {"textcoords": "offset points", "color": drawing.INK, "size": 8, "ha": side}
                 axes.annotate(name, (place, height), away, **look)
     end = math.sqrt(variances["weights alone"])
-    axes.plot([0, end], [0, gg.strategies.auto.POINTS[True] * end], "-", color=drawing.INK, label="estimate")
+    axes.plot([0, end], [0, gg.strategies.auto.POINTS["batch"] * end], "-", color=drawing.INK, label="estimate")
     axes.set(xlim=(0, 1.15 * end), ylim=(0, None), xlabel="spread of the replicas, by theory", ylabel="gap, points")
     drawing.grid(axes)
     drawing.legend(axes)

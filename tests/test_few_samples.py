@@ -9,6 +9,7 @@ import pytest
 import gossipgrad as gg
 from gossipgrad import strategies
 from gossipgrad.strategies.auto import WANTED, WARNED, cost, spread
+from gossipgrad.training.chosen import norm_of
 
 MOMENTUM = 0.9
 
@@ -71,9 +72,10 @@ def test_the_spread_is_that_of_a_training():
 
 @pytest.mark.core(99)
 def test_more_ranks_and_fewer_samples_cost_more():
-    assert cost(4, 1, True) == cost(4, 2, True) == 0
-    assert cost(4, 8, True) < cost(4, 32, True) < cost(1, 32, True)
-    assert cost(4, 8, False) < cost(4, 8, True) < cost(4, 8, True, momentum=False)
+    assert cost(4, 1, "batch") == cost(4, 2, "batch") == 0
+    assert cost(4, 8, "batch") < cost(4, 32, "batch") < cost(1, 32, "batch")
+    assert cost(4, 8, "batch") < cost(4, 8, "group")
+    assert cost(4, 8, "none") < cost(4, 8, "batch") < cost(4, 8, "batch", momentum=False)
 
 
 @pytest.mark.core(99)
@@ -96,14 +98,23 @@ def test_usual_batches_on_machines_bring_no_warning(ranks):
 
 
 @pytest.mark.core(99)
+def test_the_norm_is_that_of_the_layers():
+    assert cost(32, 8, "group", momentum=False) <= WARNED
+    for made, norm in ((gg.GroupNorm(2), "group"), (gg.BatchNorm2d(), "batch"), (gg.ReLU(), "none")):
+        assert norm_of(gg.Sequential([gg.Conv2d(4, 3), made], input=(1, 5, 5))) == norm
+
+
+@pytest.mark.core(99)
 def test_few_samples_bring_one_warning_with_the_remedy():
     said = []
     trainer = fit(16, 1, True, said)
     found = [one for one in said if "points of accuracy" in one]
     assert len(found) == 1
-    assert found[0].startswith("1 sample a rank and step on 16 ranks may cost a network with normalisation about 1.3")
+    assert found[0].startswith(
+        "1 sample a rank and step on 16 ranks may cost a network with batch normalisation about 1.3"
+    )
     assert "strategy='auto', which is GossipGraD(hierarchical=True, ranks_per_node=4) here; or batch_size=7" in found[0]
-    assert cost(7, 16, True) <= WARNED < cost(6, 16, True)
+    assert cost(7, 16, "batch") <= WARNED < cost(6, 16, "batch")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer.fit(*samples(16), batch_size=1, progress=False)  # once a trainer
@@ -120,15 +131,15 @@ def test_other_strategies_bring_no_warning(strategy):
 @pytest.mark.core(99)
 @pytest.mark.parametrize("ranks", [6, 7, 8, 12, 16, 60, 128, 512])
 @pytest.mark.parametrize("batch", [1, 4, 64])
-@pytest.mark.parametrize("normalised", [True, False])
-def test_the_smallest_nodes_that_suffice_are_chosen(ranks, batch, normalised):
-    chosen, why = strategies.choose(batch, ranks, normalised, 1)
+@pytest.mark.parametrize("norm", ["batch", "group", "none"])
+def test_the_smallest_nodes_that_suffice_are_chosen(ranks, batch, norm):
+    chosen, why = strategies.choose(batch, ranks, norm, 1)
     enough = [
         size
         for size in range(2, ranks // 4 + 1)
-        if ranks % size == 0 and cost(batch * size, ranks // size, normalised) <= WANTED
+        if ranks % size == 0 and cost(batch * size, ranks // size, norm) <= WANTED
     ]
-    if cost(batch, ranks, normalised) <= WARNED:
+    if cost(batch, ranks, norm) <= WARNED:
         assert chosen == gg.GossipGraD()
     elif enough:
         assert chosen == gg.GossipGraD(hierarchical=True, ranks_per_node=enough[0])
@@ -216,7 +227,7 @@ def test_torch_chooses_and_warns_by_batch_size():
 
     def make(normalised):
         torch.manual_seed(0)
-        norm = [torch.nn.BatchNorm1d(4)] if normalised else []
+        norm = {"group": [torch.nn.GroupNorm(2, 4)], True: [torch.nn.BatchNorm1d(4)]}.get(normalised, [])
         return torch.nn.Sequential(torch.nn.Linear(3, 4), *norm, torch.nn.Linear(4, 2))
 
     def strategy(normalised, **how):
@@ -226,12 +237,15 @@ def test_torch_chooses_and_warns_by_batch_size():
         return chosen
 
     name, why = strategy(True, strategy="auto", batch_size=2)
-    assert (name, why) == ("gossipgrad", strategies.choose(2, 16, True, 1)[1])
+    assert (name, why) == ("gossipgrad", strategies.choose(2, 16, "batch", 1)[1])
+    assert strategy("group", strategy="auto", batch_size=2)[1] == strategies.choose(2, 16, "group", 1)[1]
     assert strategy(True, strategy="auto", batch_size=64)[1].startswith("GossipGraD()")
     assert strategy(False, strategy="auto", batch_size=8)[1].startswith("GossipGraD()")
     with pytest.raises(ValueError, match=r"strategy='auto' chooses by the samples of a rank: batch_size="):
         strategy(True, strategy="auto")
-    with pytest.warns(UserWarning, match=r"1 sample a rank and step on 16 ranks may cost a network with normalisation"):
+    with pytest.warns(
+        UserWarning, match=r"1 sample a rank and step on 16 ranks may cost a network with batch normalisation"
+    ):
         strategy(True, batch_size=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -9,7 +9,7 @@ from typing import Any
 
 from gossipgrad.errors import GONE, choice, named_keywords
 from gossipgrad.strategies import every
-from gossipgrad.strategies.auto import Auto, choose, few_samples
+from gossipgrad.strategies.auto import Auto, Norm, choose, few_samples
 from gossipgrad.strategies.base import BY_NAME, Strategy
 from gossipgrad.strategies.every import *  # noqa: F403
 from gossipgrad.strategies.every import __all__ as __all__  # type: ignore[attr-defined]
@@ -29,6 +29,7 @@ __all__ += (
     "BY_NAME",
     "COLLECTIVES",
     "EXCHANGES",
+    "Norm",
     "Partnered",
     "TOPOLOGIES",
     "Topology",

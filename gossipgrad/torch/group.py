@@ -36,7 +36,14 @@ _RATES_AT_ONCE = 256
 # Counts of an exchange since its creation; messages and the clock are the team's.
 _COUNTED = ("exposed_seconds", "skipped")
 CALL = "gossipgrad.torch.wrap"
-_NORMALISING = (torch.nn.modules.batchnorm._NormBase, torch.nn.GroupNorm)
+
+
+def _norm_of(module: Any) -> strategies.Norm:
+    """The normalisation of a module's layers, for strategies.choose."""
+    parts = list(module.modules())
+    if any(isinstance(one, torch.nn.GroupNorm) for one in parts):
+        return "group"
+    return "batch" if any(isinstance(one, torch.nn.modules.batchnorm._NormBase) for one in parts) else "none"
 
 
 class Group:
@@ -96,13 +103,13 @@ class Group:
             self._share_first_weights(modules)
         notices.kernels_not_built(self.team.rank, environment.core_info())
         self.decision = ""  # which strategy "auto" has chosen, and why
-        normalises = any(isinstance(one, _NORMALISING) for one in modules[0].modules())
+        norm = _norm_of(modules[0])
         if isinstance(self.strategy, strategies.Auto) and samples is not None:
-            how = samples, self.team.size, normalises, machines(self.team, links_given)
+            how = samples, self.team.size, norm, machines(self.team, links_given)
             self.strategy, self.decision = strategies.choose(*how)
         self.exchange = exchanged(self.strategy, self.compression, self.team, links_given)
         if samples is not None:
-            self._few_samples(samples, normalises, machines(self.team, links_given))
+            self._few_samples(samples, norm, machines(self.team, links_given))
         self.rate: float | None = None  # by set_rate; None: the optimiser's schedule applies
         self._given = self.optimizer
         self._rates_until = 0
@@ -114,11 +121,11 @@ class Group:
         for rank in range(len(self.layers)):
             self.load_module(rank)
 
-    def _few_samples(self, samples: int, normalises: bool, nodes: int) -> None:
+    def _few_samples(self, samples: int, norm: strategies.Norm, nodes: int) -> None:
         """Warn if gossip has few samples a rank."""
         if isinstance(self.strategy, strategies.GossipGraD):
             members = self.strategy.partners_on(self.team)[0]
-            how = self.strategy, self.exchange, samples, self.team.size, members, normalises, nodes
+            how = self.strategy, self.exchange, samples, self.team.size, members, norm, nodes
             notices.few_samples(self.team.rank, strategies.few_samples(*how))
 
     def _facts(

@@ -106,12 +106,12 @@ def checked_apoptosis(given: Apoptosis | None, net: Model) -> Apoptosis | None:
     return given
 
 
-_NORMALISING = ("batch_norm1d", "batch_norm2d", "group_norm")
-
-
-def normalised(net: Model) -> bool:
-    """True if the network has batch or group normalisation, before which the scale of weights has no effect."""
-    return any(node["kind"] in _NORMALISING for node in net.graph.nodes())
+def norm_of(net: Model) -> strategies.Norm:
+    """The normalisation of a network's layers, for strategies.choose."""
+    kinds = {node["kind"] for node in net.graph.nodes()}
+    if "group_norm" in kinds:
+        return "group"
+    return "batch" if kinds & {"batch_norm1d", "batch_norm2d"} else "none"
 
 
 def exchanged(

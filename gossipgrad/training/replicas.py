@@ -38,7 +38,7 @@ from gossipgrad.training.chosen import (
     checked_precision,
     checked_strategy,
     exchanged,
-    normalised,
+    norm_of,
     strategy_options,
 )
 from gossipgrad.training.fit_state import FitState
@@ -478,17 +478,17 @@ class Replicas:
         if self._samples_seen:
             return
         self._samples_seen = True
-        machines, normalises = cluster.machines(self.team, self.network), normalised(self.net)
+        machines, norm = cluster.machines(self.team, self.network), norm_of(self.net)
         if self.undecided:
             self.undecided = False
-            strategy, self.decision = strategies.choose(samples, self.size, normalises, machines)
+            strategy, self.decision = strategies.choose(samples, self.size, norm, machines)
             if strategy != self.strategy:
                 self.__dict__["strategy"] = strategy
                 self.exchange = exchanged(strategy, self.compression, self.team, self.network)
                 self._make()
         elif isinstance(self.strategy, strategies.GossipGraD):
             members = self.strategy.partners_on(self.team)[0]
-            how = self.strategy, self.exchange, samples, self.size, members, normalises, machines
+            how = self.strategy, self.exchange, samples, self.size, members, norm, machines
             notices.few_samples(self.rank, strategies.few_samples(*how))
 
     def copy_weights(self) -> tuple[list[Arrays], Arrays, Model]:
