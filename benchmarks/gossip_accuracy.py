@@ -32,7 +32,7 @@ NORMS: dict[str, Callable[[int], list[gg.Layer]]] = {
 STRATEGIES: dict[str, gg.strategies.Strategy] = {
     "allreduce": gg.AllReduce(),
     "gossipgrad": gg.GossipGraD(exchange="weights+momentum"),
-    "auto": gg.strategies.Auto(),
+    "nodes": gg.GossipGraD(exchange="weights+momentum", hierarchical=True, ranks_per_node=8),
     "weights": gg.GossipGraD(exchange="weights"),
     "quasi-global": gg.QuasiGlobal(mu=0.0),
     "staleness": gg.GossipGraD(exchange="weights+momentum", staleness=1),
@@ -100,7 +100,7 @@ def rows(runs: list[Record]) -> Iterable[list[str]]:
         ]
 
 
-SHOWN = {"allreduce": "all-reduce", "auto": "auto: nodes of 8", "gossipgrad": "GossipGraD"}
+SHOWN = {"allreduce": "all-reduce", "nodes": "nodes of 8", "gossipgrad": "GossipGraD"}
 NAMES = {"batch": "BatchNorm", "group": "GroupNorm", "none": "none"}
 
 
@@ -133,7 +133,7 @@ def plot_cost(path: str, runs: list[Record]) -> None:
     """The gap to the all-reduce at rate 0.1 over the spread of replicas that theory gives."""
     spread = gg.strategies.auto.spread
     variances = {"GossipGraD": spread(128) / 4, "weights alone": spread(128, False) / 4, "nodes of 8": spread(16) / 32}
-    names = {"gossipgrad": "GossipGraD", "weights": "weights alone", "auto": "nodes of 8"}
+    names = {"gossipgrad": "GossipGraD", "weights": "weights alone", "nodes": "nodes of 8"}
     figure, axes = drawing.panels(7.2, 3.6)
     for at, norm in enumerate(("batch", "group")):
         points = []
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[128])
     parser.add_argument("--batches", type=int, nargs="+", default=[4], help="samples a rank and step")
     parser.add_argument("--norms", nargs="+", choices=NORMS, default=list(NORMS))
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=["allreduce", "gossipgrad", "auto"])
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=["allreduce", "gossipgrad", "nodes"])
     parser.add_argument("--rates", type=float, nargs="+", default=[0.03, 0.1, 0.3])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--epochs", type=int, default=8)
