@@ -69,7 +69,7 @@ def check_options(name: str, options: Iterable[str], also: Sequence[str] = ()) -
             others = [one for one, c in BY_NAME.items() if key in (field.name for field in fields(c))]
             hint = f"; {key} is one of {', '.join(others)}" if others else ""
             hint = f"; {GONE[key]}" if key in GONE else hint
-            listed = ", ".join([*allowed, *also])
+            listed = ", ".join([*allowed, *also]) or "none"
             raise ValueError(f"{key}: not an option of strategy={name!r}; it has {listed}{hint}")
 
 
