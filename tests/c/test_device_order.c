@@ -28,6 +28,7 @@ struct post_office {
     int sends[2];
     float *summed[2]; /* what each rank has given to the sum; NULL: nothing yet */
     bool may_end;     /* a rank may sum although the other one has not come */
+    bool gone[2];     /* a rank has died */
 };
 
 /* What a request's private words hold: of a receive that has arrived, the send. */
@@ -69,6 +70,7 @@ static gg_status post_test(gg_transport *t, gg_request *request, bool *done) {
     if (request->state == GG_REQUEST_SENDING) {
         *done = *post_partner(request) == NULL;
         if (*done) request->state = GG_REQUEST_IDLE;
+        else if (o->gone[peer]) *done = true, request->state = GG_REQUEST_LOST;
         return GG_OK;
     }
     if (request->state == GG_REQUEST_SUMMING) {
@@ -89,7 +91,14 @@ static gg_status post_test(gg_transport *t, gg_request *request, bool *done) {
         *done = true;
         break;
     }
+    if (!*done && o->gone[peer]) *done = true, request->state = GG_REQUEST_LOST;
     return GG_OK;
+}
+
+static int post_dead(gg_transport *t, int rank) {
+    const bool *gone = post_of(t)->office->gone;
+    if (rank < 0) rank = gone[0] ? 0 : 1;
+    return gone[rank] ? rank : -1;
 }
 
 static gg_status post_release(gg_transport *t, gg_request *request) {
@@ -184,9 +193,9 @@ static void post_destroy(gg_transport *t) { (void)t; }
 #define POST_TABLE                                                                                                     \
     .name = "post", .destroy = post_destroy, .alloc = post_alloc, .free = post_free, .send = post_send,                \
     .receive = post_receive, .test = post_test, .release = post_release, .cancel = post_cancel, .pause = post_pause,   \
-    .check_peer = post_check_peer, .step_begun = post_step_begun, .progress = post_progress, .now = post_now,          \
-    .compute = post_compute, .idle = post_idle, .sums_open = post_sums_open, .sums_close = post_sums_close,            \
-    .sum = post_sum
+    .check_peer = post_check_peer, .dead = post_dead, .step_begun = post_step_begun, .progress = post_progress,        \
+    .now = post_now, .compute = post_compute, .idle = post_idle, .sums_open = post_sums_open,                          \
+    .sums_close = post_sums_close, .sum = post_sum
 
 static const gg_transport_table post_table = {POST_TABLE};
 static const gg_transport_table standing_table = {POST_TABLE, .stands = true};
@@ -202,7 +211,8 @@ typedef struct pair {
 static void pair_open(pair *p, const gg_transport_table *table) {
     memset(p, 0, sizeof *p);
     for (int r = 0; r < 2; ++r) {
-        p->office.rank[r] = (post_rank){.transport = {.table = table, .rank = r, .size = 2}, .office = &p->office};
+        p->office.rank[r] =
+            (post_rank){.transport = {.table = table, .rank = r, .size = 2, .identity = r + 5}, .office = &p->office};
         late_open(&p->device[r]);
         CHECK_OK(gg_device_order_create(&p->office.rank[r].transport, &p->device[r].head, &p->rank[r]));
     }
@@ -750,6 +760,42 @@ static void test_shared_blocks(void) {
     CHECK(device.head.shared == NULL && device.head.shared_blocks == 0);
 }
 
+/* A message that has been sent arrives, the next one and a send are lost, through the wrapper and a slow network. */
+static void test_deaths(void) {
+    for (int slow = 0; slow < 2; ++slow) {
+        pair p;
+        char bytes[4] = {1, 0, 0, 0};
+        gg_request sent = {0}, first = {0}, second = {0}, vain = {0};
+        gg_transport *t = NULL;
+        pair_open(&p, &post_table);
+        if (slow)
+            CHECK_OK(gg_network_transport_create(&p.office.rank[0].transport, &(gg_network){.bandwidth = 1e9}, &t));
+        else t = p.rank[0];
+        CHECK_INT(t->identity, 5);
+        CHECK_OK(gg_send(p.rank[1], &bytes[0], 1, 0, 70, &sent));
+        CHECK_OK(gg_receive(t, &bytes[1], 1, 1, 70, &first));
+        CHECK_OK(gg_receive(t, &bytes[2], 1, 1, 70, &second));
+        CHECK_INT(gg_transport_dead(t, -1), -1);
+        p.office.gone[1] = true;
+        CHECK_INT(gg_transport_dead(t, -1), 1);
+        CHECK_INT(gg_transport_dead(t, 0), -1);
+        CHECK_OK(gg_send(t, &bytes[3], 1, 1, 71, &vain));
+        CHECK_OK(gg_wait(t, &vain));
+        CHECK_OK(gg_wait(t, &first));
+        CHECK(first.state == GG_REQUEST_ARRIVED && *(const char *)first.data == 1);
+        CHECK_OK(gg_release(t, &first));
+        CHECK_OK(gg_wait(t, &second));
+        CHECK(second.state == GG_REQUEST_LOST && vain.state == GG_REQUEST_LOST);
+        CHECK_FAILS(gg_wait_collective(t, &second), GG_ERROR_PEER, "rank 1 has died");
+        CHECK_OK(gg_release(t, &second));
+        gg_cancel(t, &vain);
+        CHECK(second.state == GG_REQUEST_IDLE && vain.state == GG_REQUEST_IDLE);
+        if (slow) gg_transport_destroy(t);
+        gg_cancel(p.rank[1], &sent);
+        pair_close(&p);
+    }
+}
+
 int main(void) {
     const int64_t before = gg_memory_live_bytes();
     test_none_where_not_separate();
@@ -768,6 +814,7 @@ int main(void) {
     test_standing();
     test_passed_through();
     test_failures();
+    test_deaths();
     test_shared_blocks();
     CHECK_INT(gg_memory_live_bytes(), before);
     return CHECK_RESULT;
