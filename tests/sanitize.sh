@@ -48,7 +48,7 @@ programs() { # variant, object folder
     cd "$scratch"
     while read -r ranks program; do
         if [ "$1" = tsan ]; then # those that run threads of our own; OpenMP's are invisible to it, and kernels take minutes
-            case $(basename "$program") in test_base | test_data | test_net | test_packed_reduction | test_replica | test_strict | test_virtual | test_view_pages | test_virtual_failures | test_mpi) ;; *) continue ;; esac
+            case $(basename "$program") in test_base | test_data | test_net | test_packed_reduction | test_replica | test_strict | test_virtual | test_view_pages | test_virtual_deaths | test_virtual_failures | test_mpi) ;; *) continue ;; esac
         fi
         step "$1: $(basename "$program")"
         if [ "$ranks" -eq 0 ]; then
