@@ -344,7 +344,7 @@ int gg_centre_workers(const gg_strategy_options *options, int ranks) {
 }
 
 gg_status gg_centre_check(const gg_strategy_options *options, int ranks) {
-    GG_TRY(gg_strategy_check_sizes(options));
+    GG_TRY(gg_strategy_check_sizes(options, ranks));
     int most = options->centre.dedicated ? ranks - 1 : ranks;
     if (options->compression.active && options->compression.selection == GG_SELECTION_CYCLIC)
         return gg_fail(

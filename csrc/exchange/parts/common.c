@@ -9,7 +9,8 @@
 const char *const gg_wire_names[2] = {[GG_FLOAT32] = "float32", [GG_BFLOAT16] = "bfloat16"};
 const char *const gg_collectives_names[GG_COLLECTIVES_COUNT] = {"own", "mpi"};
 
-gg_status gg_strategy_check_sizes(const gg_strategy_options *options) {
+gg_status gg_strategy_check_sizes(const gg_strategy_options *options, int ranks) {
+    (void)ranks;
     if (options->bucket_bytes == 0 || options->chunk_bytes == 0)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: 0; must be at least 1",
                        options->bucket_bytes == 0 ? "bucket_bytes" : "chunk_bytes");

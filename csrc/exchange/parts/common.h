@@ -8,8 +8,8 @@
 /* Names of wire types, by gg_dtype, and of gg_collectives. */
 extern const char *const gg_wire_names[2], *const gg_collectives_names[GG_COLLECTIVES_COUNT];
 
-/* GG_ERROR_ARGUMENT if bucket_bytes or chunk_bytes is 0. */
-gg_status gg_strategy_check_sizes(const gg_strategy_options *options);
+/* GG_ERROR_ARGUMENT if bucket_bytes or chunk_bytes is 0. A gg_strategy_type.check; `ranks` does not matter. */
+gg_status gg_strategy_check_sizes(const gg_strategy_options *options, int ranks);
 
 /* GG_SHARED_*: this kind of arena is in message memory, where partners read it; others are private. BORROWED_GRADIENT:
  * the strategy allocates the gradient arena itself. WITH_RESIDUE adds a private arena for unsent values, WITH_BASE one

@@ -126,7 +126,8 @@ static const gg_strategy_model model = {.write = outer_write};
 
 /* ---- creation ---- */
 
-gg_status gg_outer_check(const gg_strategy_options *options) {
+gg_status gg_outer_check(const gg_strategy_options *options, int ranks) {
+    (void)ranks;
     if (options->outer.delay > options->outer.period)
         return gg_fail(GG_ERROR_ARGUMENT, "delay: %lld with period=%lld; must be at least 0 and at most the period",
                        (long long)options->outer.delay, (long long)options->outer.period);

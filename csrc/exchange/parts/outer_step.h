@@ -73,7 +73,7 @@ struct gg_outer {
         GG_OPTION_WIRE
 
 /* Checks period, outer_lr, outer_momentum, fragments and delay. */
-gg_status gg_outer_check(const gg_strategy_options *options);
+gg_status gg_outer_check(const gg_strategy_options *options, int ranks);
 /* Allocates the state's arenas and fills all fields but `moved`. After a failure the caller destroys. Collective. */
 gg_status gg_outer_init(gg_outer *s, const gg_outer_rule *rule, const gg_strategy_options *options,
                         const gg_strategy_env *env);

@@ -50,11 +50,6 @@ static void diloco_destroy(gg_strategy *strategy) {
     gg_free(d);
 }
 
-static gg_status diloco_check(const gg_strategy_options *options, int ranks) {
-    (void)ranks;
-    return gg_outer_check(options);
-}
-
 static gg_status diloco_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     static const gg_outer_rule rule = {diloco_start, diloco_poll, diloco_receive, diloco_finish, diloco_destroy};
     gg_status status = GG_OK;
@@ -88,6 +83,6 @@ static const gg_option options[] = {GG_OUTER_OPTIONS, GG_OPTION_COLLECTIVES, {.n
 
 const gg_strategy_type gg_strategy_diloco = {.name = "diloco",
                                              .options = options,
-                                             .check = diloco_check,
+                                             .check = gg_outer_check,
                                              .create = diloco_create,
                                              .keeps_equal = 1u << GG_ARENA_OUTER | 1u << GG_ARENA_OUTER_MOMENT};

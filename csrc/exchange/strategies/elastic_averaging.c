@@ -164,8 +164,8 @@ static float elastic_alpha(const gg_strategy_options *options, int ranks) {
     return (float)((options->centre.synchronous ? 0.8 : 0.9) / workers);
 }
 
-static gg_status check_synchronous(const gg_strategy_options *options) {
-    GG_TRY(gg_strategy_check_sizes(options));
+static gg_status check_synchronous(const gg_strategy_options *options, int ranks) {
+    GG_TRY(gg_strategy_check_sizes(options, ranks));
     if (options->centre.servers != 1 || options->centre.dedicated)
         return gg_fail(GG_ERROR_ARGUMENT, "%s: the synchronous form has no server; only synchronous=False has",
                        options->centre.dedicated ? "dedicated" : "servers");
@@ -181,7 +181,7 @@ static gg_status elastic_check(const gg_strategy_options *options, int ranks) {
         return gg_fail(GG_ERROR_ARGUMENT,
                        "alpha: %g; with %d ranks it must be above 0 and below %g, or the centre runs away", alpha,
                        workers, limit);
-    return options->centre.synchronous ? check_synchronous(options) : gg_centre_check(options, ranks);
+    return options->centre.synchronous ? check_synchronous(options, ranks) : gg_centre_check(options, ranks);
 }
 
 static gg_status elastic_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {

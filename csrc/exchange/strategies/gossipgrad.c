@@ -26,7 +26,6 @@ static gg_status check_compressed(const gg_strategy_options *options) {
 }
 
 static gg_status gossipgrad_check(const gg_strategy_options *options, int ranks) {
-    (void)ranks;
     if (options->gossip.push_sum && options->gossip.exchange == GG_EXCHANGE_GRADIENTS)
         return gg_fail(GG_ERROR_ARGUMENT,
                        "push_sum: True with exchange 'gradients'; allowed are 'weights+momentum' and 'weights'");
@@ -46,7 +45,7 @@ static gg_status gossipgrad_check(const gg_strategy_options *options, int ranks)
             "and 'weights'",
             options->gossip.slices);
     GG_TRY(check_compressed(options));
-    return gg_strategy_check_sizes(options);
+    return gg_strategy_check_sizes(options, ranks);
 }
 
 static gg_status gossipgrad_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {

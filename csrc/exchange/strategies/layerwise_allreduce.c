@@ -290,11 +290,6 @@ gg_status gg_hierarchical_gossip_create(const gg_strategy_options *options, cons
     return layerwise_create(options, env, true, out);
 }
 
-static gg_status layerwise_check(const gg_strategy_options *options, int ranks) {
-    (void)ranks;
-    return gg_strategy_check_sizes(options);
-}
-
 /* There and back. */
 static gg_exchange_cost layerwise_cost(const gg_strategy_options *options, int ranks, int moments) {
     const double p = ranks;
@@ -308,7 +303,7 @@ static const gg_option options[] = {
 
 const gg_strategy_type gg_strategy_layerwise_allreduce = {.name = "layerwise-allreduce",
                                                           .options = options,
-                                                          .check = layerwise_check,
+                                                          .check = gg_strategy_check_sizes,
                                                           .create = layerwise_create_plain,
                                                           .cost = layerwise_cost,
                                                           .local_momentum = true,

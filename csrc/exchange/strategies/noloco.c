@@ -95,12 +95,6 @@ static void noloco_destroy(gg_strategy *strategy) {
     gg_free(n);
 }
 
-static gg_status noloco_check(const gg_strategy_options *options, int ranks) {
-    (void)ranks;
-    GG_TRY(gg_outer_check(options));
-    return GG_OK;
-}
-
 static gg_status noloco_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     static const gg_outer_rule rule = {noloco_start, noloco_poll, noloco_receive, noloco_finish, noloco_destroy};
     gg_status status = GG_OK;
@@ -134,4 +128,4 @@ static const gg_option options[] = {GG_OUTER_OPTIONS,
                                     {.name = NULL}};
 
 const gg_strategy_type gg_strategy_noloco = {
-    .name = "noloco", .options = options, .check = noloco_check, .create = noloco_create};
+    .name = "noloco", .options = options, .check = gg_outer_check, .create = noloco_create};

@@ -363,11 +363,6 @@ static void overlapped_destroy(gg_strategy *strategy) {
 static const gg_strategy_table table = {overlapped_begin, overlapped_need,   overlapped_ready,  overlapped_poll,
                                         overlapped_end,   overlapped_settle, overlapped_destroy};
 
-static gg_status overlapped_check(const gg_strategy_options *options, int ranks) {
-    (void)ranks;
-    return gg_strategy_check_sizes(options);
-}
-
 /* Weights go back, always as float32. */
 static gg_exchange_cost overlapped_cost(const gg_strategy_options *options, int ranks, int moments) {
     const double p = ranks;
@@ -479,7 +474,7 @@ static const gg_option options[] = {GG_STRATEGY_FLAG("overlap", overlapped.overl
 
 const gg_strategy_type gg_strategy_overlapped_averaging = {.name = "overlapped-averaging",
                                                            .options = options,
-                                                           .check = overlapped_check,
+                                                           .check = gg_strategy_check_sizes,
                                                            .create = overlapped_create,
                                                            .cost = overlapped_cost,
                                                            .keeps_equal = GG_EQUAL_REPLICAS};

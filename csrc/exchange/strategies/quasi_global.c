@@ -141,11 +141,6 @@ cleanup:
     return status;
 }
 
-static gg_status quasi_check(const gg_strategy_options *options, int ranks) {
-    (void)ranks;
-    return gg_strategy_check_sizes(options);
-}
-
 static gg_exchange_cost quasi_cost(const gg_strategy_options *options, int ranks, int moments) {
     (void)ranks, (void)moments;
     return (gg_exchange_cost){.copies = gg_wire_part(options), .messages = 1, .hops = 1};
@@ -162,7 +157,7 @@ static const gg_option options[] = {GG_OPTIONS_PARTNERS,
 
 const gg_strategy_type gg_strategy_quasi_global = {.name = "quasi-global",
                                                    .options = options,
-                                                   .check = quasi_check,
+                                                   .check = gg_strategy_check_sizes,
                                                    .create = quasi_create,
                                                    .cost = quasi_cost,
                                                    .needs_all = gg_strategy_needs_none,

@@ -636,11 +636,6 @@ static const gg_strategy_table table = {random_gossip_begin,  gg_strategy_no_lay
                                         random_gossip_poll,   random_gossip_end,    random_gossip_settle,
                                         random_gossip_destroy};
 
-static gg_status random_gossip_check(const gg_strategy_options *options, int ranks) {
-    (void)ranks;
-    return gg_strategy_check_sizes(options);
-}
-
 static gg_status random_gossip_create(const gg_strategy_options *options, const gg_strategy_env *env,
                                       gg_strategy **out) {
     gg_status status = GG_OK;
@@ -683,11 +678,11 @@ const gg_strategy_type gg_strategy_pull_gossip = {.name = "pull-gossip",
                                                   .options = options,
                                                   .goes_on = random_gossip_goes_on,
                                                   .needs_all = gg_strategy_needs_none,
-                                                  .check = random_gossip_check,
+                                                  .check = gg_strategy_check_sizes,
                                                   .create = random_gossip_create};
 const gg_strategy_type gg_strategy_push_gossip = {.name = "push-gossip",
                                                   .options = options,
                                                   .goes_on = random_gossip_goes_on,
                                                   .needs_all = gg_strategy_needs_none,
-                                                  .check = random_gossip_check,
+                                                  .check = gg_strategy_check_sizes,
                                                   .create = random_gossip_create};
