@@ -113,7 +113,7 @@ int main(int arguments, char **argument) {
             GG_TRY_CLEANUP(gg_unpack_add(&packing, message, bytes, 1, out));
             const double unpacked = cpu_seconds();
             GG_TRY_CLEANUP(gg_packed_check(&packing, message, bytes));
-            gg_unpack_pieces(&packing, pieces, (const void *const[]){message}, 1, NULL, read_nothing, NULL);
+            gg_unpack_pieces(&packing, pieces, (const void *const[]){message}, 1, read_nothing, NULL);
             const double read = cpu_seconds();
             own[0] += (copied - begin) / (double)inner;
             own[rounds] += (packed - copied) / (double)inner;

@@ -120,7 +120,7 @@ class VirtualCluster:
     compute_time: float | Sequence[float] | None = None
     straggler: Straggler | None = None
     seed: int | None = None
-    deaths: Mapping[int, int | Death] | Sequence[tuple[int, Death]] | None = None
+    deaths: Mapping[int, int | Death] | Sequence[tuple[int, Death]] | None = ()
     detect: float = 0.01
 
     def __post_init__(self) -> None:

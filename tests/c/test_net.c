@@ -444,7 +444,7 @@ static void wrapped(gg_net *net, const job *j) {
     (void)j;
     late_open(&device);
     device.lag = 3;
-    CHECK_OK(gg_team_create_net(net, &brisk, PATIENCE, &team));
+    CHECK_OK(gg_team_create_net(net, &brisk, PATIENCE, NULL, &team));
     CHECK_TEXT(gg_team_kind(team), "net");
     CHECK_OK(gg_device_order_create(gg_team_transport(team, 0), &device.head, &order));
     CHECK_OK(case_all(order, &hash, &direct));
@@ -457,7 +457,7 @@ static void wrapped(gg_net *net, const job *j) {
 static void stops(gg_net *net, const job *j) {
     gg_team *team = NULL;
     int64_t step = 100, all[MAX] = {0};
-    CHECK_OK(gg_team_create_net(net, NULL, PATIENCE, &team));
+    CHECK_OK(gg_team_create_net(net, NULL, PATIENCE, NULL, &team));
     gg_transport *t = gg_team_transport(team, 0);
     const int next = (t->rank + 1) % j->size, before = (t->rank + j->size - 1) % j->size;
     for (int round = 0; round < 20; ++round) {

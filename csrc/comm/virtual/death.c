@@ -177,6 +177,7 @@ void gg_virtual_step_begun(gg_transport *transport, int64_t begun) {
     if (rank->in_last_step && step > death->step) rank->dying = true;
     rank->in_last_step = step == death->step;
     rank->sent = 0;
+    rank->counts = true;
     if (rank->in_last_step && death->after_messages == 0) rank->dying = true;
 }
 

@@ -237,6 +237,7 @@ gg_status gg_virtual_run_watched(gg_virtual *cluster, gg_status (*fn)(void *cont
     cluster->unfinished = cluster->working = cluster->options.size - cluster->dead;
     cluster->running = true;
     for (int r = 0; r < cluster->options.size; ++r) {
+        cluster->ranks[r].counts = false;
         cluster->ranks[r].finished = cluster->ranks[r].dead;
         cluster->ranks[r].empty_tests = 0;
         cluster->ranks[r].next_known = INFINITY;

@@ -19,8 +19,8 @@
 #include "comm/network.h"
 
 /* A rank dies in a training step, counted from 0 (gg_transport_step_begun), right after it has posted this many
- * messages in the step. 0 means that it dies at the step's begin, more than the step sends at the begin of the rank's
- * next step: the last step of all is survived. */
+ * messages in the step, in the run in which it has begun the step. 0 means that it dies at the step's begin, more than
+ * the step sends at the begin of the rank's next step: the last step of all is survived. */
 typedef struct gg_virtual_death {
     int rank;
     int64_t step, after_messages;

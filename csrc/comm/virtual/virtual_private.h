@@ -66,6 +66,7 @@ typedef struct gg_virtual_rank {
     const gg_virtual_death *death; /* NULL means that it lives */
     bool in_last_step, dying;      /* dying: it dies in its next call */
     bool dead, told;               /* told: the others know */
+    bool counts;                   /* its last step has begun in this run: later runs are not the step */
     int64_t sent;                  /* messages posted in its last step */
     int64_t begun;                 /* steps, as gg_transport_step_begun told */
 } gg_virtual_rank;

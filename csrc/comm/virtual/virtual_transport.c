@@ -47,8 +47,8 @@ static gg_status virtual_send(gg_transport *transport, const void *data, size_t 
         gg_virtual_put_on_wire(rank, data, request);
         virtual_offer(rank->cluster, request);
     }
-    const bool counts = tag >= GG_TAG_USER && !rank->cluster->aside; /* a strategy's message */
-    if (rank->in_last_step && counts && ++rank->sent == rank->death->after_messages) rank->dying = true;
+    if (rank->in_last_step && rank->counts && !rank->cluster->aside && ++rank->sent == rank->death->after_messages)
+        rank->dying = true;
     return rank->dying ? gg_virtual_still_good(rank) : GG_OK;
 }
 

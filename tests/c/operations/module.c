@@ -5,7 +5,7 @@
 #include "base/memory.h"
 
 /* Named by csrc/python/convert.c; here a failed message is no more than a RuntimeError. */
-PyObject *gg_py_communication_error, *gg_py_cancelled;
+PyObject *gg_py_communication_error, *gg_py_peer_error, *gg_py_cancelled;
 
 static PyObject *live_bytes(PyObject *module, PyObject *unused) {
     (void)module;
@@ -49,6 +49,6 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "core_o
 PyMODINIT_FUNC PyInit_core_operations(void);
 PyMODINIT_FUNC PyInit_core_operations(void) {
     import_array();
-    gg_py_communication_error = gg_py_cancelled = PyExc_RuntimeError;
+    gg_py_communication_error = gg_py_peer_error = gg_py_cancelled = PyExc_RuntimeError;
     return PyModule_Create(&definition);
 }
