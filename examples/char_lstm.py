@@ -1,12 +1,11 @@
 """An LSTM over the characters of tiny Shakespeare: expect a validation loss of about 1.72 after 2000 steps.
 
 python examples/char_lstm.py                                    one rank
-python examples/char_lstm.py --ranks 4 --lr 0.004               GossipGraD on four ranks of a virtual cluster
+python examples/char_lstm.py --ranks 4                          GossipGraD on four ranks of a virtual cluster
 python examples/char_lstm.py --ranks 4 --strategy allreduce     the same samples with AllReduce
 
 The batch of 52 windows of 64 characters is divided among the ranks. Losses are in nats a character. On four ranks
-expect 1.73 with AllReduce and 1.72 with GossipGraD at twice the rate; both 1.67 at twice that. A likely reason: Adam
-divides each rank's own gradient by its size, so the mean of four steps is shorter than a step of the mean.
+expect 1.73 with AllReduce, and 1.67 at twice the rate.
 """
 
 import argparse

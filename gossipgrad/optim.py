@@ -168,11 +168,11 @@ class Adam(Optimizer):
     schedule   one of gossipgrad.schedules, or a function of the step whose value multiplies lr.
     no_decay, clip_norm  as of SGD.
 
-    Under gossip of weights (GossipGraD, PullGossip, PushGossip) with p ranks, s is that of the mean gradient of all
-    ranks from update 2 / (1 - beta1) on: s = beta2 * s + (1 - beta2) * (a * g * g + (1 - a) * n * n), n = m / (1 -
-    beta1^t), a = max(0, (1/p - k) / (1 - k)). k is the variance of n if a gradient's is 1; it falls where momenta are
-    mixed. Without this rule steps are up to sqrt(p) shorter than an all-reduce's. Where a would be below 0, they still
-    are a little: from 64 ranks on, and with exchange="weights" from 20 on, if beta1 is 0.9.
+    Under gossip (GossipGraD of weights, PullGossip, PushGossip) with p ranks, s is that of the mean gradient of all
+    ranks after 2 / (1 - beta1) updates: s = beta2 * s + (1 - beta2) * (a * g * g + (1 - a) * n * n), with n = m / (1 -
+    beta1^t) and a = max(0, (1/p - k) / (1 - k)). k is the variance of n if a gradient's is 1; it falls where momenta
+    are mixed. With s of a rank's own gradient, steps are up to sqrt(p) shorter than an all-reduce's. They are a little
+    shorter where a is 0: for beta1=0.9 from about 64 ranks on, with exchange="weights" from 20.
 
     GossipGraD's exchange="weights+momentum" means both moments, as does PeriodicAllReduce: a first moment that is mixed
     without its second is divided by almost nothing. exchange="weights" learns as well on LeNet and MNIST with 4 and 8

@@ -37,7 +37,7 @@ def test_fields(run, tmp_path):
     run.history.write(tmp_path / "r.json")
     report = json.loads((tmp_path / "r.json").read_text())
     names = ["schema", "settings", "environment", "ranks", "model", "schedule", "partitioned_fc", "tuning"]
-    names += ["algorithms", "graphs", "apoptosis", "epochs", "time_by_rank", "weights_sha256"]
+    names += ["algorithms", "graphs", "apoptosis", "views", "epochs", "time_by_rank", "weights_sha256"]
     assert list(report) == names
     facts = {"stages": 2, "diffusion_steps": 2, "meeting_steps": 2}
     assert report["schedule"] == {"topology": "dissemination", "rotate": True, **facts}
