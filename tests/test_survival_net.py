@@ -21,10 +21,10 @@ samples = case.get("samples", 600)
 x, y = np.eye(samples, dtype=np.float32), np.ones((samples, 1), np.float32)
 net = gg.Sequential([gg.Linear(1, bias=False)], input=(samples,))
 net.load_weights({name: np.zeros_like(value) for name, value in net.weights().items()})
+me = int(os.environ["GOSSIPGRAD_NET_RANK"])
 strategy = eval(case.get("strategy", "gg.GossipGraD()"))
 trainer = gg.Trainer(net, loss="mean_squared_error", optimizer=gg.SGD(lr=0.1), strategy=strategy,
-                     straggler=gg.Straggler(probability=1.0, delay=case.get("delay", 0.005)))
-me = trainer.rank
+                     straggler=gg.Straggler(probability=0.5, delay=case.get("delay", 0.01)))
 
 def die(how):
     if how == "segv": signal.raise_signal(signal.SIGSEGV)
@@ -46,7 +46,9 @@ class Dies(gg.Callback):
                 threading.Timer(one["at"], die, (one.get("how", "kill"),)).start()
     def on_step(self, trainer, step): self._at(f"step {step}")
     def on_epoch_end(self, trainer, record): self._at(f"epoch_end {record['epoch']}")
-    def on_view(self, trainer, change): self._at("view")
+    def on_view(self, trainer, change):
+        assert trainer.step == change["step"] and trainer.size == len(change["ranks"])
+        self._at("view")
 
 callbacks = [Dies()]
 if case.get("checkpoint"): callbacks.append(gg.Checkpoint(case["checkpoint"]))

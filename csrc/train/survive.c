@@ -107,14 +107,22 @@ static double latest_clock(gg_trainer *t) {
     return latest;
 }
 
+/* The greatest number of steps of a local rank: in a virtual cluster all that live stand at the goal. */
+static int64_t steps_made(const gg_trainer *t) {
+    int64_t most = 0;
+    for (int i = 0; i < t->local; ++i) {
+        const int64_t step = gg_exchange_state(gg_peers_exchange(t->peers, i))->step;
+        if (step > most) most = step;
+    }
+    return most;
+}
+
 /* Settles and reports. *again: more ranks have died since. */
-static gg_status tell_received(change *c, bool *again) {
+static gg_status tell_received(change *c, bool *changes, bool *again) {
     gg_trainer *t = c->trainer;
-    const int64_t step = gg_exchange_state(gg_peers_exchange(t->peers, 0))->step;
-    bool changes;
     *again = false;
-    GG_TRY(gg_team_view_changes(t->team, step, &changes, &c->deaths, &c->dead));
-    if (!changes) return GG_OK;
+    GG_TRY(gg_team_view_changes(t->team, steps_made(t), changes, &c->deaths, &c->dead));
+    if (!*changes) return GG_OK;
     c->out->begin = latest_clock(t);
     GG_TRY(gg_team_run(t->team, settle_living, c));
     for (int i = 0; i < t->local; ++i)
@@ -139,8 +147,9 @@ gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
     GG_TRY_CLEANUP(gg_calloc(former, sizeof *c.read, "samples read", &c.read));
     GG_TRY_CLEANUP(gg_calloc(former, sizeof *c.scratch, "samples read", &c.scratch));
     for (bool again = true; again;) {
-        GG_TRY_CLEANUP(tell_received(&c, &again));
-        if (c.deaths == 0) goto cleanup;
+        bool changes;
+        GG_TRY_CLEANUP(tell_received(&c, &changes, &again));
+        if (!changes) goto cleanup;
     }
     out->end = latest_clock(t);
     gg_replica *first = first_living(&c);

@@ -703,6 +703,10 @@ class Replicas:
 
         All ranks stand at one step. Collective over the ranks that live.
         """
+        with stall.within("change of the view"):  # ranks may come from different calls
+            return self._change_view()
+
+    def _change_view(self) -> Record | None:
         former = self.size
         change = self.core.change_view()
         if change is None:
