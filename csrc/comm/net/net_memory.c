@@ -1,5 +1,6 @@
 /* The node's memory: one mapping that all its ranks share. A rank's heap is address space; its pages exist while blocks
  * do. */
+#define _GNU_SOURCE 1 /* fallocate */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -105,7 +106,10 @@ bool gg_net_heap_free(gg_net *net, const void *block) {
         unsigned char *memory = net->base + heap_begin(net, net->place) + found->begin;
         if (memory != block) continue;
         /* The pages go, so the next block here is zero. */
-        if (madvise(memory, found->end - found->begin, MADV_REMOVE) != 0) memset(memory, 0, found->end - found->begin);
+        const size_t room = found->end - found->begin;
+        if (fallocate(net->memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(memory - net->base),
+                      (off_t)room) != 0)
+            memset(memory, 0, room);
         *at = found->next;
         gg_free(found);
         return true;
