@@ -8,7 +8,7 @@ import numpy as np
 import operations
 import pytest
 import reference as ref
-import test_lstm
+from test_lstm import LSTM, lstm_case
 
 import gossipgrad as gg
 from gossipgrad import _core
@@ -219,11 +219,11 @@ def test_few_rows_over_many_weights_compute_in_float32(rows, outputs, wide):
 
 
 @PRODUCTS
-@pytest.mark.parametrize("name", test_lstm.LSTM)
+@pytest.mark.parametrize("name", LSTM)
 def test_lstm(name, algorithm):
     """By lengths of whole arrays: errors of states travel through positions. The states are those of PyTorch's gates,
     and the gradients those of the same network in float64."""
-    x, parameters, first, grad, layers, how = test_lstm.lstm_case(name)
+    x, parameters, first, grad, layers, how = lstm_case(name)
     bias, stateful = how.get("bias", True), how.get("stateful")
     x, grad = narrow(x), narrow(grad)
     masks = test_lstm.lstm_masks(name)
@@ -260,7 +260,7 @@ def run_narrow_lstm(x, grad, parameters, layers, **options):
 
 @pytest.mark.parametrize("name", ["wide", "two-layers", "dropout", "large"])
 def test_lstm_is_the_same_for_any_threads(name):
-    x, parameters, _, grad, layers, how = test_lstm.lstm_case(name)
+    x, parameters, _, grad, layers, how = lstm_case(name)
     options = {k: v for k, v in how.items() if k == "probability"} | {"grad_output": narrow(grad)}
     one, three = (run_narrow_lstm(narrow(x), grad, parameters, layers, threads=n, **options) for n in (1, 3))
     for a, b in zip(
@@ -272,21 +272,21 @@ def test_lstm_is_the_same_for_any_threads(name):
 
 
 def test_lstm_for_evaluation():
-    x, parameters, _, grad, layers, _ = test_lstm.lstm_case("dropout")
+    x, parameters, _, grad, layers, _ = lstm_case("dropout")
     ways = {"training=False": {"training": False}, "evaluate=True": {"evaluate": True}, "no dropout": {}}
     found = [
         run_narrow_lstm(narrow(x), grad, parameters, layers, probability=0.4 if how else 0.0, **how)["output"]
         for how in ways.values()
     ]
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
-    _, three, *_ = test_lstm.lstm_case("three-layers-no-bias")
-    x, _, _, grad, layers, _ = test_lstm.lstm_case("three-layers-no-bias")
+    _, three, *_ = lstm_case("three-layers-no-bias")
+    x, _, _, grad, layers, _ = lstm_case("three-layers-no-bias")
     both = [run_narrow_lstm(narrow(x), grad, three, layers, training=how)["output"] for how in (True, False)]
     assert np.array_equal(*both)
 
 
 def test_a_carried_state_joins_two_halves_of_an_lstm():
-    x, parameters, _, grad, layers, _ = test_lstm.lstm_case("two-layers")
+    x, parameters, _, grad, layers, _ = lstm_case("two-layers")
     whole = run_narrow_lstm(narrow(x), grad, parameters, layers)["output"]
     carried = np.zeros((len(x), layers, 2, grad.shape[2]), np.float32)
     halves = [

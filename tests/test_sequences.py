@@ -299,7 +299,9 @@ def arranged(name, x):
 @pytest.mark.parametrize("name", ARRANGED)
 def test_axes_are_rearranged(isa, name, n, lanes):
     kind, shape, how = ARRANGED[name]
-    options = dict(stride1=1) | {k: v for k, v in how.items() if k not in ("before", "behind")}
+    options = (dict(stride1=1) if kind in ("slice", "pad") else {}) | {
+        k: v for k, v in how.items() if k not in ("before", "behind")
+    }
     x = float32(seeded((name, n)), n, *shape)
     y = arranged(name, x)
     grad = float32(seeded((n, name)), *y.shape)
@@ -337,7 +339,7 @@ def test_layers_name_what_does_not_fit(layer, message):
 def test_numbers_beyond_any_size():
     """Their products do not overflow into something that fits."""
     x = gg.Input((4, 6))
-    with pytest.raises(ValueError, match=f"divisible by the {2**63 // 3 * 2 + 2} heads"):
+    with pytest.raises(ValueError, match=r"heads=6\.1489\d*e\+18: must be at least 1 and at most"):
         gg.Model(x, gg.Attention(2**63 // 3 * 2 + 2)(x))
     for hidden in (2**60, 2**61, 2**63 - 1):
         with pytest.raises(ValueError, match=f"the weight \\(4 \\* {hidden}, {hidden}\\) has too many values"):
