@@ -8,7 +8,7 @@ import numpy as np
 import operations
 import pytest
 import reference as ref
-from test_lstm import LSTM, lstm_case
+from test_lstm import LSTM, lstm_case, lstm_masks
 
 import gossipgrad as gg
 from gossipgrad import _core
@@ -226,7 +226,7 @@ def test_lstm(name, algorithm):
     x, parameters, first, grad, layers, how = lstm_case(name)
     bias, stateful = how.get("bias", True), how.get("stateful")
     x, grad = narrow(x), narrow(grad)
-    masks = test_lstm.lstm_masks(name)
+    masks = lstm_masks(name)
     carried = first.copy() if stateful else None
     options = dict(bias=True, layers=layers, seed=7, step=2) | how
     given = [p for i, p in enumerate(parameters) if bias or i % 4 < 2]
