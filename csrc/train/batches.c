@@ -245,7 +245,7 @@ gg_status gg_batches_regroup(gg_batches *b, int workers, const int64_t *read) {
     if (b->loader == NULL) goto cleanup;
     GG_TRY_CLEANUP(gg_calloc((size_t)workers, sizeof *none, "samples read", &none));
     GG_TRY_CLEANUP(gg_calloc((size_t)b->divisions + 1, sizeof *division, "divisions of an epoch", &division));
-    memcpy(division, b->division, (size_t)b->divisions * sizeof *division);
+    for (int k = 0; k < b->divisions; ++k) division[k] = b->division[k];
     division[b->divisions] = (gg_division){.ranks = former, .read = read};
     b->sharding.size = workers;
     GG_TRY_CLEANUP(make_loader(b));
