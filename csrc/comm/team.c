@@ -243,9 +243,10 @@ gg_status gg_team_halt_until(gg_team *team, int64_t step, int64_t next, bool wan
 
 /* ---- views ---- */
 
-const gg_view *gg_team_view(const gg_team *team) {
-    return team->views != NULL ? team->views->table->view(team->views) : NULL;
-}
+/* Of a team whose ranks may die. */
+static const gg_view *current(const gg_team *team) { return team->views->table->view(team->views); }
+
+const gg_view *gg_team_view(const gg_team *team) { return team->views != NULL ? current(team) : NULL; }
 
 void gg_team_view_begin(gg_team *team, int64_t step) {
     if (team->views != NULL) team->views->table->begin(team->views, step);
@@ -286,8 +287,8 @@ gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *
         if (phase != GG_PHASE_STOPPING) break;
         GG_TRY(wait_round(team->member[0], round));
     }
-    team->number = gg_team_view(team)->number;
-    const gg_view *view = gg_team_view(team);
+    team->number = current(team)->number;
+    const gg_view *view = current(team);
     *deaths = team->views->table->dead(team->views, &identities);
     for (int i = 0, place = 0; i < *deaths; ++place)
         if (view->member[place] == identities[i]) team->dead[i++] = place;
@@ -341,7 +342,7 @@ static bool move_to(gg_team *team, int identity, int place) {
 }
 
 gg_status gg_team_change_view(gg_team *team) {
-    const gg_view *view = gg_team_view(team);
+    const gg_view *view = current(team);
     int living = 0;
     for (int rank = 0; rank < team->ranks; ++rank) team->place[rank] = -1;
     for (int i = 0; i < view->members; ++i) {
