@@ -32,7 +32,18 @@ from gossipgrad.literals import Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, named
 from gossipgrad.model import Model
 from gossipgrad.state import checkpoint_files, outputs, trace
-from gossipgrad.training import algorithms, checkpoint, evaluation, events, fingerprint, loop, mixing, notices, tuning
+from gossipgrad.training import (
+    algorithms,
+    checkpoint,
+    evaluation,
+    events,
+    fingerprint,
+    loop,
+    mixing,
+    notices,
+    survival,
+    tuning,
+)
 from gossipgrad.training.fitting import HINTS, Fit
 from gossipgrad.training.progress import ProgressBar
 from gossipgrad.training.replicas import CARRIED, Arrays, Replicas, collective
@@ -188,7 +199,7 @@ class Trainer(Replicas):
         measure = partial(self._measure, call.validation, call.batch_size)
         shrinking = None if self.apoptosis is None else events.Events(self, self.apoptosis, call.train)
         sets = call.validation_core, call.validate_replicas
-        with self.survivable():
+        with survival.survivable(self):
             loop.Loop(self, call.callbacks, call.batch_size, *sets, measure, interrupts, shrinking).run(call.final_mix)
             self.history.weights_sha256 = self.weights_sha256()
             self.history.time_by_rank = self._time_by_rank()

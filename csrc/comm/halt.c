@@ -6,12 +6,12 @@ struct gg_halt {
     gg_halt_wire wire;
     void *context;
     int rank, size;
-    int64_t round;     /* the last one that has begun */
+    int64_t round;     /* number of the last round that has begun */
     bool begun;        /* and has not ended */
     bool told;         /* this rank's limit, which `next` then stays */
     int64_t next;      /* the step that it trains to */
     int64_t most;      /* the greatest limit that is known, */
-    int known;         /* of so many */
+    int known;         /* number of known limits */
     gg_halt_limit own; /* the wire may read it until it is idle */
 };
 

@@ -29,7 +29,7 @@ typedef struct gg_halt_limit {
 /* How limits travel, apart from all other messages. */
 typedef struct gg_halt_wire {
     gg_status (*tell)(void *context, const gg_halt_limit *limit);        /* to all other ranks */
-    gg_status (*hear)(void *context, gg_halt_limit *limit, bool *heard); /* one that has come, of any rank */
+    gg_status (*hear)(void *context, gg_halt_limit *limit, bool *heard); /* the next limit of any rank */
     gg_status (*is_idle)(void *context, bool *idle); /* whether `limit` of the last tell may be written; NULL: always */
 } gg_halt_wire;
 

@@ -99,7 +99,7 @@ cleanup:
     return status;
 }
 
-/* In each round of a wait: a rank that waits within a step for one that stands at its limit tells its own. */
+/* Called in each round of a wait. A rank tells its limit here while it waits for another that stands at its limit. */
 static gg_status watch_views(void *context, int64_t begun) {
     gg_views *views = context;
     gg_phase phase;
@@ -243,7 +243,7 @@ gg_status gg_team_halt_until(gg_team *team, int64_t step, int64_t next, bool wan
 
 /* ---- views ---- */
 
-/* Of a team whose ranks may die. */
+/* The view of a team whose ranks may die. */
 static const gg_view *current(const gg_team *team) { return team->views->table->view(team->views); }
 
 const gg_view *gg_team_view(const gg_team *team) { return team->views != NULL ? current(team) : NULL; }
@@ -258,37 +258,36 @@ static gg_status wait_round(gg_transport *transport, int round) {
     return gg_pause(transport, round, -1);
 }
 
-gg_status gg_team_view_stops(gg_team *team, int local, int64_t step, bool *stops) {
-    gg_views *views = team->views;
-    gg_phase phase;
-    int64_t goal = -1;
-    *stops = false;
-    if (views == NULL) return GG_OK;
-    const int identity = gg_team_identity(team, local);
+/* The phase after a look; waits while the others' limits decide on the goal. */
+static gg_status look_for_goal(gg_team *team, int local, int identity, int64_t step, gg_phase *phase, int64_t *goal) {
     for (int round = 0;; ++round) {
-        GG_TRY(views->table->look(views, identity, step, &phase, &goal));
-        if (phase != GG_PHASE_STOPPING) break;
-        GG_TRY(wait_round(gg_team_transport(team, local), round));
+        GG_TRY(team->views->table->look(team->views, identity, step, phase, goal));
+        if (*phase != GG_PHASE_STOPPING) return GG_OK;
+        GG_TRY(wait_round(team->member[local], round));
     }
+}
+
+gg_status gg_team_view_stops(gg_team *team, int local, int64_t step, bool *stops) {
+    gg_phase phase;
+    int64_t goal;
+    *stops = false;
+    if (team->views == NULL) return GG_OK;
+    GG_TRY(look_for_goal(team, local, gg_team_identity(team, local), step, &phase, &goal));
     *stops = phase == GG_PHASE_ENDED || (phase == GG_PHASE_GOAL && step >= goal);
     return GG_OK;
 }
 
 gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *deaths, const int **dead) {
     const int *identities;
-    gg_phase phase = GG_PHASE_RUN;
+    gg_phase phase;
     int64_t goal;
     *changes = false;
     *deaths = 0;
     *dead = team->dead;
     if (team->views == NULL) return GG_OK;
-    for (int round = 0;; ++round) {
-        GG_TRY(team->views->table->look(team->views, -1, step, &phase, &goal));
-        if (phase != GG_PHASE_STOPPING) break;
-        GG_TRY(wait_round(team->member[0], round));
-    }
-    team->number = current(team)->number;
+    GG_TRY(look_for_goal(team, 0, -1, step, &phase, &goal));
     const gg_view *view = current(team);
+    team->number = view->number;
     *deaths = team->views->table->dead(team->views, &identities);
     for (int i = 0, place = 0; i < *deaths; ++place)
         if (view->member[place] == identities[i]) team->dead[i++] = place;

@@ -183,7 +183,7 @@ int gg_transport_dead(gg_transport *transport, int rank) {
     return transport->table->dead != NULL ? transport->table->dead(transport, rank) : -1;
 }
 
-/* A wait of a collective, of which some rank has died, is over: ranks that know of it send no more. */
+/* Ends the wait of a collective after a death in its group: ranks that know of the death send no more. */
 static gg_status check_all_live(gg_transport *transport) {
     if (transport->needs_all == NULL) return GG_OK;
     const int dead = gg_transport_dead(transport->needs_all, -1);

@@ -153,7 +153,7 @@ gg_status gg_view_keeper_died(gg_view_keeper *k, int identity) {
 
 /* ---- a rank ---- */
 
-/* A copy of what the keeper last published. */
+/* A rank's copy of the keeper's last slot. */
 typedef struct page_views {
     gg_views head; /* first: a gg_views is cast to this */
     pages pages;

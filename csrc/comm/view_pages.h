@@ -10,7 +10,7 @@
 
 #include "comm/view.h"
 
-/* Bytes of the shared memory for so many identities. */
+/* Bytes of the shared memory for `most` identities. */
 size_t gg_view_pages_bytes(int most);
 
 /* ---- the keeper ---- */

@@ -310,7 +310,7 @@ class Loop:
                 done = False
             if not trainer.team.survives or trainer.team.decide(done):
                 return ended
-            trainer.change_view()
+            survival.change_view(trainer)
             if trainer.step < trainer.fit_state.epoch_begun + self.steps:
                 return None
 
@@ -367,7 +367,7 @@ class Loop:
             else:
                 done = core.run(until - done)
             now = time.perf_counter()
-            if trainer.team.survives and trainer.change_view() is not None:
+            if trainer.team.survives and survival.change_view(trainer) is not None:
                 done = trainer.step - first
                 continue
             if done == before:

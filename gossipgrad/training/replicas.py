@@ -23,7 +23,7 @@ from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import LARGEST, check_keywords, choice, counted, flag, integer, is_of, number
 from gossipgrad.history import PARTS_OF_TIME, History, Record
-from gossipgrad.launch import agreement, environment, failure, stall
+from gossipgrad.launch import agreement, environment, stall
 from gossipgrad.launch.interrupts import uninterrupted
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, parse
@@ -679,56 +679,15 @@ class Replicas:
             for key, seconds in zip(PARTS_OF_TIME, (one["clock_seconds"] - sum(waited), *waited), strict=True):
                 total[key] += seconds
 
-    @contextlib.contextmanager
-    def survivable(self) -> Iterator[None]:
-        """Inside, the others go on when ranks die."""
-        if not self.team.survives:
-            yield
-            return
-        agreement.go_on = self.change_view
-        self.team.train(True)
-        try:
-            yield
-        except BaseException as error:
-            failure.dies_alone = not agreement.of_all(error)
-            if not failure.dies_alone:
-                self.team.train(False)
-            raise
-        finally:
-            agreement.go_on = None
-        self.team.train(False)
-
-    def change_view(self) -> Record | None:
-        """Go on without ranks that have died since; None if none has. Returns the change, as in history.views.
-
-        All ranks stand at one step. Collective over the ranks that live.
-        """
-        with stall.within("change of the view"):  # ranks may come from different calls
-            return self._change_view()
-
-    def _change_view(self) -> Record | None:
-        former = self.size
-        change = self.core.change_view()
-        if change is None:
-            return None
-        places = [self.members.index(rank) for rank in change["died"]]
-        self.members = change["ranks"]
-        self._lose(former, places)
-        change |= {"epoch": self.epoch + 1}
-        self.history.views.append(change)
-        if self.fit_state.watcher is not None:
-            self.fit_state.watcher.viewed(change)
-        return change
-
-    def _lose(self, former: int, died: Sequence[int]) -> None:
-        """Adapt to the ranks that are left of `former` ones, after those at these places have died."""
-        living = [place for place in range(former) if place not in set(died)]
+    def keep(self, living: Sequence[int]) -> None:
+        """Adapt to the ranks at these places, which the core has gone on with."""
         if self._seconds and self.virtual:
             self._seconds = [self._seconds[place] for place in living]
         if self.compute_time is not None:
             self.compute_time = [self.compute_time[place] for place in living]
         if self.batches is not None:
             self.batches.divide(self.workers)
+        self.members = [self.members[place] for place in living]
         self.history.ranks = self.size
 
     def _time_by_rank(self) -> list[Record]:
