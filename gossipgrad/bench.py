@@ -249,4 +249,5 @@ def exchange(
         "isa": contestants[1].core.isa,
         "device": contestants[1].device,
         "precision": contestants[1].precision,
+        "dtype": contestants[1].dtype,
     }
