@@ -85,9 +85,11 @@ def died(found):
     return sorted(rank for view in found["views"] for rank in view["died"])
 
 
-def check(found, ranks, dead, epochs=2):
+def check(found, ranks, dead, epochs=2, samples=600):
+    """The last view may have fewer samples than ranks left: each rank then has one."""
     assert died(found) == sorted(dead) and found["size"] == ranks - len(dead) and found["epochs"] == epochs
     assert all(count >= 1 for count in found["counts"])
+    assert all(samples <= one < samples + ranks for one in found["samples"])
     numbers = [view["view"] for view in found["views"]]
     assert numbers == list(range(1, len(numbers) + 1))
 

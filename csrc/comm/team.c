@@ -315,6 +315,10 @@ gg_status gg_team_await_view(gg_team *team, int deaths, bool *again) {
     }
 }
 
+void *gg_team_ledger(gg_team *team, int identity) {
+    return team->views != NULL ? team->views->table->ledger(team->views, identity) : NULL;
+}
+
 void gg_team_train(gg_team *team, bool trains) {
     if (team->views != NULL && team->views->table->train != NULL) team->views->table->train(team->views, trains);
 }

@@ -75,6 +75,8 @@ gg_status gg_team_decide(gg_team *team, bool done, bool *all);
 /* Waits for the next view after the reports of all local ranks that live. *again: more ranks have died instead: ask
  * gg_team_view_changes again, settle, and report again. */
 gg_status gg_team_await_view(gg_team *team, int deaths, bool *again);
+/* Memory of a rank that outlives it (gg_views_table); NULL if the ranks never change. */
+void *gg_team_ledger(gg_team *team, int identity);
 void gg_team_train(gg_team *team, bool trains); /* tells that this process's ranks train, or do so no more */
 /* Takes the view that has been awaited. Nothing is in flight. Not collective. */
 gg_status gg_team_change_view(gg_team *team);

@@ -9,6 +9,8 @@
 
 typedef struct gg_views gg_views;
 
+#define GG_LEDGER_BYTES (64 << 10)
+
 typedef struct gg_views_table {
     void (*destroy)(gg_views *views);
     /* Before a run of steps; all local ranks have made `step`. */
@@ -32,6 +34,8 @@ typedef struct gg_views_table {
     /* False until all have completed it, or one cannot. *all: every member has completed the operation; equal on all
      * ranks. If false, the view changes, and the operation is made again by the next view's members. */
     bool (*decided)(gg_views *views, bool *all);
+    /* GG_LEDGER_BYTES of an identity, zero at first, which outlive it: it writes, others read when it has died. */
+    void *(*ledger)(gg_views *views, int identity);
 } gg_views_table;
 
 struct gg_views {

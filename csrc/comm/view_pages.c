@@ -26,11 +26,14 @@ typedef struct pages {
     rank_page *rank;
     _Atomic int64_t *slot[2];
     _Atomic int64_t *received; /* a row for each rank */
+    unsigned char *ledger;     /* GG_LEDGER_BYTES of each rank */
     int most;
 } pages;
 
 static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 static size_t slot_bytes(int most) { return rounded((HEAD + LISTS * (size_t)most) * sizeof(int64_t)); }
+
+static size_t received_bytes(int most) { return rounded((size_t)most * (size_t)most * sizeof(int64_t)); }
 
 static pages pages_at(void *memory, int most) {
     unsigned char *at = memory;
@@ -40,12 +43,14 @@ static pages pages_at(void *memory, int most) {
     at += (size_t)most * sizeof *p.rank;
     for (int i = 0; i < 2; ++i) p.slot[i] = (_Atomic int64_t *)(at + (size_t)i * slot_bytes(most));
     p.received = (_Atomic int64_t *)(at + 2 * slot_bytes(most));
+    p.ledger = at + 2 * slot_bytes(most) + received_bytes(most);
     return p;
 }
 
 size_t gg_view_pages_bytes(int most) {
     const size_t n = (size_t)most;
-    return rounded(sizeof(uint64_t)) + n * sizeof(rank_page) + 2 * slot_bytes(most) + rounded(n * n * sizeof(int64_t));
+    return rounded(sizeof(uint64_t)) + n * (sizeof(rank_page) + GG_LEDGER_BYTES) + 2 * slot_bytes(most) +
+           received_bytes(most);
 }
 
 /* A vote on operation `number` of a view. A later one says that the rank had completed the earlier ones, and that all
@@ -282,6 +287,10 @@ static bool views_decided(gg_views *views, bool *all) {
     return *all || failed;
 }
 
+static void *views_ledger(gg_views *views, int identity) {
+    return views_of(views)->pages.ledger + (size_t)identity * GG_LEDGER_BYTES;
+}
+
 static const gg_views_table table = {
     .destroy = views_destroy,
     .begin = views_begin,
@@ -293,6 +302,7 @@ static const gg_views_table table = {
     .train = views_train,
     .vote = views_vote,
     .decided = views_decided,
+    .ledger = views_ledger,
 };
 
 gg_status gg_view_pages_open(void *memory, int most, int identity, gg_views **out) {

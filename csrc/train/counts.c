@@ -1,5 +1,6 @@
 /* A replica's counts for the report: steps and losses as the device completes them, and the counts of the exchange and
  * the ring. */
+#include "train/ledger.h"
 #include "train/replica_private.h"
 
 gg_status gg_replica_read_step(gg_replica *r, int most, const gg_outstanding_step **out) {
@@ -21,10 +22,12 @@ gg_status gg_replica_count_steps(gg_replica *r, int most) {
         if (!done->counted) continue;
         r->counts.steps++;
         r->counts.samples += done->samples;
-        if (done->samples == 0) continue;
-        r->counts.loss_sum += gg_replica_step_loss(r, done, done->samples);
-        r->counts.correct += done->sums[0].correct;
-        r->counts.counted += done->sums[0].counted;
+        if (done->samples > 0) {
+            r->counts.loss_sum += gg_replica_step_loss(r, done, done->samples);
+            r->counts.correct += done->sums[0].correct;
+            r->counts.counted += done->sums[0].counted;
+        }
+        gg_replica_tell_counts(r, done->step + 1);
     }
     return GG_OK;
 }
@@ -59,22 +62,26 @@ void gg_replica_counts(const gg_replica *r, gg_progress_counts *out) {
     out->compresses = 1;
 }
 
+void gg_replica_tell_counts(const gg_replica *r, int64_t made) {
+    gg_ledger_entry entry = {.epoch = r->data.epoch, .view = r->view, .made = made};
+    if (r->options.ledger == NULL) return;
+    gg_replica_counts(r, &entry.counts);
+    gg_ledger_write(r->options.ledger, &entry);
+}
+
 void gg_replica_set_counts(gg_replica *r, const gg_progress_counts *counts) {
     r->counts = *counts;
     r->before = gg_replica_other_counts(r);
+    gg_replica_tell_counts(r, *r->data.step);
 }
 
-void gg_replica_take_counts(gg_replica *r, const gg_replica *dead) {
-    gg_progress_counts counts, more;
-    gg_replica_counts(r, &counts);
-    gg_replica_counts(dead, &more);
-    counts.samples += more.samples;
-    counts.correct += more.correct;
-    counts.counted += more.counted;
-    counts.loss_sum += more.loss_sum;
-    counts.bytes_sent += more.bytes_sent;
-    counts.messages_sent += more.messages_sent;
-    counts.skipped += more.skipped;
-    gg_compression_counts_add(&counts.compression, &more.compression);
-    gg_replica_set_counts(r, &counts);
+void gg_progress_counts_add(gg_progress_counts *counts, const gg_progress_counts *more) {
+    counts->samples += more->samples;
+    counts->correct += more->correct;
+    counts->counted += more->counted;
+    counts->loss_sum += more->loss_sum;
+    counts->bytes_sent += more->bytes_sent;
+    counts->messages_sent += more->messages_sent;
+    counts->skipped += more->skipped;
+    gg_compression_counts_add(&counts->compression, &more->compression);
 }

@@ -31,6 +31,7 @@ typedef struct gg_replica_options {
     gg_straggler straggler;
     const double *step_seconds; /* seconds that virtual clocks charge for a step of each rank of the group; NULL charges
                                    for its flops. Read at creation */
+    void *ledger;               /* gg_team_ledger of this rank; NULL means that nobody outlives it */
 } gg_replica_options;
 
 /* Counts of a rank since gg_replica_epoch. */
@@ -162,10 +163,18 @@ gg_status gg_replica_check_reshape(const gg_replica *replica, const gg_reshape *
  * (gg_exchange_rebuild). The epoch's counts, the trace and the state that layers carry continue. Checked. After a
  * failure the replica can only be destroyed. Collective. */
 gg_status gg_replica_reshape(gg_replica *replica, const gg_reshape *how);
+/* A new view of the ranks. */
+typedef struct gg_regrouping {
+    int64_t view;            /* its number */
+    gg_exchange_costs costs; /* as of gg_exchange_rebuild */
+    const int64_t *read;     /* as of gg_batches_regroup */
+    /* Counts of the dead, added to this rank's: not steps and seconds, which ranks share. NULL means none. */
+    const gg_progress_counts *inherited;
+} gg_regrouping;
+
 /* Continues on the ranks that the transport has now (gg_team_change_view), with the rank's own state and the samples
- * that no rank has read (gg_batches_regroup). Settled. costs: as of gg_exchange_rebuild. After a failure the replica
- * can only be destroyed. Collective over the new ranks. */
-gg_status gg_replica_regroup(gg_replica *replica, const gg_exchange_costs *costs, const int64_t *read);
+ * that no rank has read. Settled. After a failure the replica can only be destroyed. Collective over the new ranks. */
+gg_status gg_replica_regroup(gg_replica *replica, const gg_regrouping *how);
 /* GG_ERROR_ARGUMENT for a strategy or data that need all ranks. Not collective: equal on all ranks. */
 gg_status gg_replica_check_regroup(const gg_replica *replica);
 /* gg_loader_read_by in a step of training, at most the current one: samples of each training rank's order. */

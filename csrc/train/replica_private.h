@@ -37,6 +37,7 @@ struct gg_replica {
     int64_t *batches;           /* samples of each rank in this step */
     gg_progress_counts counts;  /* for the report; gg_other_counts are added on request */
     gg_other_counts before;     /* at their last addition, or at the epoch's begin */
+    int64_t view;               /* number of the view for which the rank has regrouped */
 
     int64_t carried_numbers; /* of the state that a sample carries, in all layers */
     float *carried;          /* as in gg_plan_batch; NULL means none */
@@ -68,8 +69,10 @@ gg_other_counts gg_replica_other_counts(const gg_replica *r);
  * trained mean loss on the step's samples times `samples`. */
 gg_status gg_replica_read_step(gg_replica *r, int most, const gg_outstanding_step **out);
 double gg_replica_step_loss(const gg_replica *r, const gg_outstanding_step *step, int64_t samples);
-/* Adds what a dead rank's replica has counted, but for steps and seconds, which ranks share. */
-void gg_replica_take_counts(gg_replica *r, const gg_replica *dead);
+/* Adds the counts of the dead to those of a rank, but for steps and seconds, which ranks share. */
+void gg_progress_counts_add(gg_progress_counts *counts, const gg_progress_counts *more);
+/* Writes the counts into the rank's ledger; they include `made` steps of training. */
+void gg_replica_tell_counts(const gg_replica *r, int64_t made);
 /* Counts the steps that the device has completed. Waits until at most `most` are outstanding. */
 gg_status gg_replica_count_steps(gg_replica *r, int most);
 

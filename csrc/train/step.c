@@ -356,6 +356,7 @@ gg_status gg_replica_epoch(gg_replica *r, const gg_position *at) {
     else GG_TRY_CLEANUP(gg_batches_resume(&r->data, at));
     if (!planned) GG_TRY_CLEANUP(gg_replica_plan_epoch(r)); /* the last batches have other sizes */
     r->before = gg_replica_other_counts(r);
+    gg_replica_tell_counts(r, *r->data.step);
 cleanup:
     return gg_exchange_fail(r->exchange, status);
 }

@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "exchange/rebuild.h"
 #include "train/costs.h"
+#include "train/ledger.h"
 #include "train/replica_private.h"
 #include "train/trainer_private.h"
 
@@ -19,14 +20,16 @@ void gg_replica_read_before(const gg_replica *r, int64_t step, int64_t *read) {
     gg_loader_read_by(r->data.loader, of_epoch > begun ? of_epoch : begun, read);
 }
 
-gg_status gg_replica_regroup(gg_replica *r, const gg_exchange_costs *costs, const int64_t *read) {
+gg_status gg_replica_regroup(gg_replica *r, const gg_regrouping *how) {
     gg_status status = GG_OK;
     gg_progress_counts counts;
     gg_replica_counts(r, &counts); /* without the messages of the rebuilding */
-    GG_TRY_CLEANUP(gg_exchange_rebuild(r->exchange, &(gg_rebuild){.costs = *costs, .regrouped = true}));
+    GG_TRY_CLEANUP(gg_exchange_rebuild(r->exchange, &(gg_rebuild){.costs = how->costs, .regrouped = true}));
     gg_replica_set_hooks(r);
-    GG_TRY_CLEANUP(gg_batches_regroup(&r->data, gg_exchange_workers(r->exchange), read));
+    GG_TRY_CLEANUP(gg_batches_regroup(&r->data, gg_exchange_workers(r->exchange), how->read));
     if (r->data.loader != NULL) GG_TRY_CLEANUP(gg_replica_plan_epoch(r));
+    if (how->inherited != NULL) gg_progress_counts_add(&counts, how->inherited);
+    r->view = how->view;
     gg_replica_set_counts(r, &counts);
 cleanup:
     if (status != GG_OK) gg_exchange_dismantle(r->exchange);
@@ -42,6 +45,7 @@ typedef struct change {
     int deaths;
     int64_t *received;       /* deaths of each local rank */
     int64_t *read, *scratch; /* one a rank of the former view */
+    int heir; /* local rank that counts for the dead from here on; -1 means that another process has it */
     gg_exchange_costs costs;
     gg_view_change *out;
 } change;
@@ -50,6 +54,12 @@ static bool is_dead(const change *c, int local) {
     for (int i = 0; i < c->deaths; ++i)
         if (c->dead[i] == c->first + local) return true;
     return false;
+}
+
+static int first_living(const change *c) {
+    int local = 0;
+    while (is_dead(c, local)) ++local;
+    return local;
 }
 
 static gg_status settle_living(void *context, int local) {
@@ -63,7 +73,11 @@ static gg_status settle_living(void *context, int local) {
 
 static gg_status regroup(void *context, int local) {
     const change *c = context;
-    return gg_replica_regroup(c->trainer->replica[local], &c->costs, c->read);
+    const gg_regrouping how = {.view = gg_team_view(c->trainer->team)->number,
+                               .costs = c->costs,
+                               .read = c->read,
+                               .inherited = local == c->heir ? &c->trainer->inherited : NULL};
+    return gg_replica_regroup(c->trainer->replica[local], &how);
 }
 
 /* Samples that count, of each rank of the former view: all of the living, of the dead those up to the step that the
@@ -82,14 +96,56 @@ static void count_samples(change *c, const gg_replica *replica) {
     }
 }
 
-/* Removes the replicas and exchanges of the local dead, whose counts a living replica takes. The others keep their
- * order, which is the next view's. */
-static void remove_dead(const change *c, gg_replica *heir) {
+/* Samples of a rank of the former view that its first `step` steps have read since the view or the epoch began. */
+static int64_t read_before(change *c, const gg_replica *replica, int64_t step, int rank) {
+    gg_replica_read_before(replica, step, c->scratch);
+    return c->scratch[rank];
+}
+
+/* Counts of a dead rank's epoch up to its last step that counts. Its losses are in proportion where its ledger lacks
+ * this step: it has died before it counted its last one, or nobody has received anything of it for long. */
+static gg_progress_counts counts_of_dead(change *c, const gg_replica *replica, int i) {
+    const gg_view *view = gg_team_view(c->trainer->team);
+    const void *ledger = gg_team_ledger(c->trainer->team, view->died[i]);
+    const gg_ledger_entry *last = gg_ledger_last(ledger);
+    const int64_t made = view->last[i] + 1;
+    if (last == NULL || last->epoch != replica->data.epoch || gg_replica_epoch_steps(replica) == 0)
+        return (gg_progress_counts){0};
+    gg_progress_counts counts = last->counts;
+    counts.samples += read_before(c, replica, made, c->dead[i]) - read_before(c, replica, last->made, c->dead[i]);
+    const gg_ledger_entry *exact = gg_ledger_after(ledger, made);
+    if (exact == NULL) exact = last;
+    const double share = exact->counts.samples > 0 ? (double)counts.samples / (double)exact->counts.samples : 0;
+    counts.loss_sum = share * exact->counts.loss_sum;
+    counts.correct = (int64_t)(share * (double)exact->counts.correct + 0.5);
+    counts.counted = (int64_t)(share * (double)exact->counts.counted + 0.5);
+    return counts;
+}
+
+/* The sum over the dead is equal on all ranks that live; the next view's first rank counts it. If the former view's
+ * first rank died before it counted its own inheritance, that is part of the sum. */
+static void inherit(change *c, const gg_replica *replica) {
+    gg_team *team = c->trainer->team;
+    const gg_view *view = gg_team_view(team);
+    gg_progress_counts sum = {0};
+    for (int i = 0; i < c->deaths; ++i) {
+        const gg_progress_counts more = counts_of_dead(c, replica, i);
+        const gg_ledger_entry *last = gg_ledger_last(gg_team_ledger(team, view->died[i]));
+        gg_progress_counts_add(&sum, &more);
+        if (c->dead[i] == 0 && last != NULL && last->view < view->number - 1)
+            gg_progress_counts_add(&sum, &c->trainer->inherited);
+    }
+    c->trainer->inherited = sum;
+    const int first = gg_team_identity(team, first_living(c));
+    c->heir = first == view->member[0] ? 0 : -1;
+}
+
+/* Removes the replicas and exchanges of the local dead. The others keep their order, which is the next view's. */
+static void remove_dead(const change *c) {
     gg_trainer *t = c->trainer;
     for (int i = t->local - 1; i >= 0; --i) {
         if (!is_dead(c, i)) continue;
         const size_t behind = (size_t)(--t->local - i);
-        gg_replica_take_counts(heir, t->replica[i]);
         gg_replica_destroy(t->replica[i]);
         gg_peers_remove(t->peers, i);
         memmove(&t->replica[i], &t->replica[i + 1], behind * sizeof *t->replica);
@@ -130,12 +186,6 @@ static gg_status tell_received(change *c, bool *changes, bool *again) {
     return gg_team_await_view(t->team, c->deaths, again);
 }
 
-static gg_replica *first_living(const change *c) {
-    int local = 0;
-    while (is_dead(c, local)) ++local;
-    return c->trainer->replica[local];
-}
-
 gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
     gg_status status = GG_OK;
     change c = {.trainer = t, .out = out, .first = gg_team_rank(t->team)};
@@ -152,9 +202,10 @@ gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
         if (!changes) goto cleanup;
     }
     out->end = latest_clock(t);
-    gg_replica *first = first_living(&c);
+    gg_replica *first = t->replica[first_living(&c)];
     count_samples(&c, first);
-    remove_dead(&c, first);
+    inherit(&c, first);
+    remove_dead(&c);
     GG_TRY_CLEANUP(gg_team_change_view(t->team));
     GG_TRY_CLEANUP(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), &forward, &c.costs));
     GG_TRY_CLEANUP(gg_peers_link(t->peers, &gg_exchange_asked(gg_replica_exchange(first))->strategy,

@@ -21,6 +21,7 @@ static gg_status trainer_create(void *context, int local) {
     gg_trainer *t = context;
     gg_replica_options options = t->options;
     options.exchange = gg_peers_exchange(t->peers, local);
+    options.ledger = gg_team_ledger(t->team, gg_team_identity(t->team, local));
     return gg_exchange_fail(options.exchange, gg_replica_create(&options, &t->replica[local]));
 }
 
@@ -157,6 +158,7 @@ static gg_status trainer_epoch(void *context, int local) {
 gg_status gg_trainer_epoch(gg_trainer *t, const gg_position *at) {
     /* Before any rank runs, because ranks that fail in a run stay failed. */
     for (int i = 0; i < t->local; ++i) GG_TRY(gg_replica_check_position(t->replica[i], at));
+    t->inherited = (gg_progress_counts){0};
     return gg_team_run(t->team, trainer_epoch, &(epoch_call){.trainer = t, .position = at});
 }
 

@@ -167,9 +167,10 @@ class Loop:
             yield
             return
         trainer.core.exchange.settle()
-        counts = trainer.core.counts()
+        counts, views = trainer.core.counts(), len(trainer.history.views)
         yield
-        trainer.core.set_counts(counts)
+        if len(trainer.history.views) == views:  # otherwise the core has added the counts of the dead
+            trainer.core.set_counts(counts)
 
     def _all_pauses(self, own: list[int]) -> list[int]:
         """The intervals of all ranks, because one rank alone may have a callback."""
@@ -361,7 +362,7 @@ class Loop:
                 break
             until = self.steps if self.trainer.virtual else min(done + piece, point, self.steps)
             until = self._until(done, min(until, end))
-            start, before = time.perf_counter(), done
+            start, before, steps = time.perf_counter(), done, self.steps
             if self.trainer.virtual:
                 done = core.run(until - done, lambda: self._show(time.perf_counter() - begin))
             else:
@@ -369,6 +370,9 @@ class Loop:
             now = time.perf_counter()
             if trainer.team.survives and survival.change_view(trainer) is not None:
                 done = trainer.step - first
+                if not trainer.virtual and done in (point, steps):  # others may be within the meeting
+                    self._meet(done, self._interval)
+                    point = done + self._interval
                 continue
             if done == before:
                 raise RuntimeError(f"the epoch ended after {done} of {self.steps} steps")

@@ -10,13 +10,15 @@ typedef struct virtual_views {
     gg_virtual *cluster;
     gg_membership *membership;
     int ranks;
-    int64_t base; /* steps that all ranks had made when the run began */
+    int64_t base;           /* steps that all ranks had made when the run began */
+    unsigned char *ledgers; /* GG_LEDGER_BYTES of each rank */
 } virtual_views;
 
 static virtual_views *views_of(gg_views *views) { return (virtual_views *)views; }
 
 static void views_destroy(gg_views *views) {
     gg_membership_destroy(views_of(views)->membership);
+    gg_free(views_of(views)->ledgers);
     gg_free(views);
 }
 
@@ -60,6 +62,10 @@ static gg_status views_report(gg_views *views, int identity, int deaths, const i
 
 static const gg_view *views_view(gg_views *views) { return gg_membership_view(views_of(views)->membership); }
 
+static void *views_ledger(gg_views *views, int identity) {
+    return views_of(views)->ledgers + (size_t)identity * GG_LEDGER_BYTES;
+}
+
 static const gg_views_table table = {
     .destroy = views_destroy,
     .begin = views_begin,
@@ -68,6 +74,7 @@ static const gg_views_table table = {
     .made = views_made,
     .report = views_report,
     .view = views_view,
+    .ledger = views_ledger,
 };
 
 gg_status gg_virtual_views_create(gg_virtual *cluster, gg_views **out) {
@@ -80,6 +87,7 @@ gg_status gg_virtual_views_create(gg_virtual *cluster, gg_views **out) {
     made->cluster = cluster;
     made->ranks = ranks;
     GG_TRY_CLEANUP(gg_membership_create(ranks, ranks, 1, &made->membership));
+    GG_TRY_CLEANUP(gg_calloc((size_t)ranks, GG_LEDGER_BYTES, "ledgers of ranks", &made->ledgers));
     *out = &made->head;
     made = NULL;
 cleanup:
