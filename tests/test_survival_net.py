@@ -6,13 +6,17 @@ import json
 import os
 import random
 import re
+import signal
+import subprocess
 
 import pytest
 from conftest import run_group
 from test_net import RUN
 
+from gossipgrad.launch import net_launcher, start
+
 SCRIPT = """
-import json, os, signal, sys, threading, time
+import json, os, signal, subprocess, sys, threading, time
 import numpy as np
 import gossipgrad as gg
 
@@ -29,6 +33,9 @@ trainer = gg.Trainer(net, loss="mean_squared_error", optimizer=gg.SGD(lr=0.1), s
 def die(how):
     if how == "segv": signal.raise_signal(signal.SIGSEGV)
     if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if how.startswith("stop"):
+        if how != "stop": subprocess.Popen(["sh", "-c", f"sleep {how[4:]}; kill -CONT {os.getpid()}"])
+        return os.kill(os.getpid(), signal.SIGSTOP)
     sys.exit(0) if how == "exit 0" else os._exit(int(how))
 
 deaths = [one for one in case["deaths"] if one["rank"] == me]
@@ -164,6 +171,32 @@ def test_files_of_rank_0_go_on(survive, tmp_path):
     assert len(gg.Trainer.load(tmp_path / "run.safetensors", comm=gg.VirtualCluster(2)).history) == 3
 
 
+def test_a_rank_that_is_stopped_for_too_long_dies(survive):
+    found, errors = survive(3, {"deaths": [{"rank": 1, "at": "step 9", "how": "stop"}]}, "--stopped", "0.2")
+    check(found, 3, [1])
+    assert "rank 1 has been stopped for more than 0.2 s: killed" in errors
+
+
+def test_others_wait_for_a_rank_that_goes_on(survive):
+    found, errors = survive(2, {"deaths": [{"rank": 1, "at": "step 9", "how": "stop 0.2"}]}, "--stopped", "30")
+    check(found, 2, [])
+    assert "killed" not in errors
+
+
+def test_stops_are_counted_while_the_launcher_looks():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        stops = net_launcher.Stops(1.0)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert [stops.too_long([process.pid], now) for now in (0.0, 0.4, 0.8)] == [[]] * 3
+        assert stops.too_long([process.pid], 1.2) == [process.pid]
+        assert stops.too_long([process.pid], 9.0) == []  # the launcher was stopped, too
+        process.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, process.pid, os.WCONTINUED | os.WNOWAIT)
+        assert [stops.too_long([process.pid], now) for now in (9.4, 9.8, 10.2)] == [[]] * 3
+        process.kill()
+
+
 def test_too_few_ranks_end(survive):
     found, errors = survive(3, {"deaths": [{"rank": 1, "at": "step 5"}]}, "--min-ranks", "3", code=137)
     assert found is None and "rank 1 was ended by signal 9 (SIGKILL): all end" in errors
@@ -172,6 +205,18 @@ def test_too_few_ranks_end(survive):
 def test_an_error_of_all_ranks_ends_all(survive):
     found, errors = survive(2, {"deaths": [], "strategy": "gg.AllReduce()"}, code=1)
     assert found is None and "needs all ranks" in errors and "go on" not in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--stopped", "3"], "--stopped without --survive"),
+        (["--survive", "--stopped", "nan"], "--stopped is 'nan'; allowed: more than 0, at most 86400 seconds"),
+    ],
+)
+def test_wrong_options_are_named(words, text):
+    with pytest.raises(start.LaunchError, match=re.escape(text)):
+        start.plan(["-n", "2", "--transport", "net", *words, "train"])
 
 
 def test_options_are_refused():

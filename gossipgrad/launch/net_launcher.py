@@ -1,7 +1,7 @@
 """Start the ranks of `gossipgrad run --transport net` on this host, end them together, and tell each who has ended.
 
 The counterpart of mpiexec. A program of its own, which imports nothing of the package: python -I net_launcher.py
--n RANKS [--nodes N] [--cpus "0,1;2,3"] [--stdin] [--survive N] FOLDER COMMAND ...
+-n RANKS [--nodes N] [--cpus "0,1;2,3"] [--stdin] [--survive N [--stopped S]] FOLDER COMMAND ...
 
 Each rank inherits the memory of its node (a memfd, which nothing outlives), and finds the rest in GOSSIPGRAD_NET, with
 the job's secret. Between nodes ranks connect by TCP on the loopback interface. FOLDER is the job's, for notes of ranks
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import IO, Any
 
 VARIABLE = "GOSSIPGRAD_NET"
@@ -104,6 +105,35 @@ def _how(code: int) -> str:
     return f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
 
 
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"gossipgrad: {text}", file=sys.stderr, flush=True)
+
+
+def _is_stopped(process: int) -> bool:
+    """True if the kernel shows it as stopped by a signal; a debugger's stop is another state."""
+    try:
+        with open(f"/proc/{process}/stat", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
+
+
+class Stops:
+    """Which processes have been stopped for more than `limit` seconds. Wants a look each limit/4 seconds."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit, self.looked = limit, 0.0
+        self.since: dict[int, float] = {}  # process: time at which it was first seen stopped
+
+    def too_long(self, processes: Iterable[int], now: float) -> list[int]:
+        if now - self.looked > self.limit / 2:  # this process was stopped as well
+            self.since.clear()
+        self.looked = now
+        self.since = {one: self.since.get(one, now) for one in processes if _is_stopped(one)}
+        return [one for one, since in self.since.items() if now - since > self.limit]
+
+
 class Job:
     """The processes of a job."""
 
@@ -117,6 +147,7 @@ class Job:
         self.deadline: float | None = None  # of ranks that were asked to end
         self.outputs = {fd: Output(fd) for fd in (1, 2) if not os.isatty(fd)}
         self.views, self.changing = -1, False
+        self.stops, self.paused = Stops(arguments.stopped), False  # paused: all ranks were stopped on purpose
         self.keeper: Any = None
         if arguments.survive:
             self.views = os.memfd_create("gossipgrad-views")
@@ -206,10 +237,29 @@ class Job:
         self.changing = self.keeper.poll() != "ended"
         left = len(self.running)
         then = f"{left} rank{'s' if left > 1 else ''} {'go' if left > 1 else 'goes'} on" if self.changing else "all end"
-        with contextlib.suppress(OSError):
-            print(f"gossipgrad: rank {rank} {_how(code)}: {then}", file=sys.stderr, flush=True)
+        _say(f"rank {rank} {_how(code)}: {then}")
         if not self.changing:
             self.end(code if code > 0 else 128 - code if code < 0 else 1)
+
+    def kill_stopped(self) -> None:
+        """A rank that is stopped for too long counts as dead, so that the others need not wait for it."""
+        if self.keeper is None or self.paused or self.deadline is not None:
+            self.stops.since.clear()
+            return
+        training = [process for process, rank in self.running.items() if self.keeper.trains(rank)]
+        for process in self.stops.too_long(training, time.monotonic()):
+            del self.stops.since[process]
+            _say(f"rank {self.running[process]} has been stopped for more than {self.stops.limit:g} s: killed")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def _patience(self) -> float:
+        """Seconds until the next look without a signal."""
+        if self.deadline is not None:
+            return 0.1
+        if self.changing:
+            return _POLL
+        return 10.0 if self.keeper is None else min(1.0, self.stops.limit / 4)
 
     def _ended(self, rank: int, code: int) -> None:
         if self.deadline is None and self.keeper is not None and self.keeper.trains(rank):
@@ -221,24 +271,25 @@ class Job:
         marks = (os.path.join(self.arguments.folder, f"gossipgrad-net-{name}") for name in ("reported", f"told-{rank}"))
         reported = any(os.path.exists(mark) for mark in marks)
         if code < 0 or (not reported and code != SAVED):
-            with contextlib.suppress(OSError):
-                print(f"gossipgrad: rank {rank} {_how(code)}: this ends all ranks", file=sys.stderr, flush=True)
+            _say(f"rank {rank} {_how(code)}: this ends all ranks")
         self.end(code if code > 0 else 128 - code)
 
     def wait(self, signals: set[int]) -> int:
         while self.running:
             if self.changing:
                 self.changing = self.keeper.poll() in ("stopping", "goal")
-            patience = 0.1 if self.deadline is not None else _POLL if self.changing else 10.0
-            found = signal.sigtimedwait(signals, patience)
+            found = signal.sigtimedwait(signals, self._patience())
             number = None if found is None else found.si_signo
             if number in _ENDING:
                 self.end(128 + int(number))
             elif number == signal.SIGTSTP:
+                self.paused = True
                 self.send(signal.SIGSTOP)
             elif number in _PASSED_ON:
+                self.paused = self.paused and number != signal.SIGCONT
                 self.send(int(number))
             self.reap()
+            self.kill_stopped()
             if self.deadline is not None and time.monotonic() > self.deadline:
                 self.send(signal.SIGKILL)
         for output in self.outputs.values():
@@ -253,6 +304,7 @@ def main() -> int:
     parser.add_argument("--cpus", default="")
     parser.add_argument("--stdin", action="store_true")
     parser.add_argument("--survive", type=int, default=0)
+    parser.add_argument("--stopped", type=float, default=10.0)
     parser.add_argument("folder")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     job = Job(parser.parse_args())

@@ -44,6 +44,8 @@ options (before COMMAND):
   --survive           with --transport net: when a rank dies while fit trains,
                       the others go on without it (docs/survival.md)
   --min-ranks N       with --survive: fewer than N ranks end (default: 1)
+  --stopped SECONDS   with --survive: a rank that SIGSTOP has stopped for longer
+                      is killed, and counts as dead (default: 10)
   --stdin             rank 0 reads the lines of this command's standard input
                       (Open MPI 5.0 does not pass on its end); without this
                       option all ranks read an empty one
@@ -72,7 +74,7 @@ NET_FOLDER = "FOLDER"  # stands for the job's folder in a plan
 _NET_HERE = "GOSSIPGRAD_NET_LOCAL_SIZE"  # ranks of this machine without MPI
 _MANY = 8  # ranks a core from which on a start is slow enough for a report
 
-_WITH_VALUE = ("--threads", "--hosts", "--bind", "--mpi", "--transport", "--nodes", "--min-ranks")
+_WITH_VALUE = ("--threads", "--hosts", "--bind", "--mpi", "--transport", "--nodes", "--min-ranks", "--stopped")
 # Sub-commands with a --threads of their own.
 _THREADED = ("train", "evaluate", "bench", "compare")
 
@@ -341,6 +343,18 @@ def _count(option: str, text: str, most: int) -> int:
     return int(text)
 
 
+def _seconds(options: Mapping[str, str], option: str, default: float, most: float) -> float:
+    """A number of seconds above 0."""
+    text = options.get(option, f"{default:g}")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= most:
+        raise LaunchError(f"run: {option} is {text!r}; allowed: more than 0, at most {most:g} seconds")
+    return seconds
+
+
 def _words(option: str, text: str) -> list[str]:
     try:
         return shlex.split(text)
@@ -394,6 +408,7 @@ def plan(argv: list[str]) -> Plan:
         )
     net = _by_net(options)
     survive = _survive(options, "--survive" in flags, net)
+    stopped = _seconds(options, "--stopped", 10.0, 86400)
     several = not net and _several_hosts(options.get("--hosts"), os.environ)
     ranks = _count("run: -n", options["-n"], MAX_RANKS_OF_SEVERAL if several else MAX_RANKS)
     if not words:
@@ -432,7 +447,7 @@ def plan(argv: list[str]) -> Plan:
         made = rank_environment(ranks, threads, "other", ranks > cores, not fits, asked is not None)
         command = _net_command(ranks, nodes, threads if fits and options.get("--bind") != "none" else 0)
         command += ["--stdin"] if "--stdin" in flags else []
-        command += ["--survive", str(survive)] if survive else []
+        command += ["--survive", str(survive), "--stopped", f"{stopped:g}"] if survive else []
         return Plan(
             command=[*command, NET_FOLDER, *rank_command(words)],
             environment=made,
@@ -509,8 +524,9 @@ def _by_net(options: Mapping[str, str]) -> bool:
 
 def _survive(options: Mapping[str, str], survive: bool, net: bool) -> int:
     """The least number of ranks that go on when others have died; 0: all end."""
-    if "--min-ranks" in options and not survive:
-        raise LaunchError("run: --min-ranks without --survive; allowed: with it")
+    alone = [one for one in ("--min-ranks", "--stopped") if one in options]
+    if alone and not survive:
+        raise LaunchError(f"run: {alone[0]} without --survive; allowed: with it")
     if survive and not net:
         raise LaunchError("run: --survive with --transport mpi, where all ranks end together; allowed: --transport net")
     ranks = _count("run: -n", options["-n"], MAX_RANKS)
