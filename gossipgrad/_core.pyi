@@ -64,6 +64,25 @@ class ViewKeeper:
         """Reads what the ranks have told; returns the phase: run, stopping, goal or ended."""
     def view(self) -> dict[str, Any]:
         """The current view: its number ("view"), step and ranks."""
+    def restore(self, published: bytes, /) -> None:
+        """Go on from what another keeper has published last (ViewPages.published). Of a keeper just made."""
+
+@final
+class ViewPages:
+    """One host's copy of what ranks and their keeper tell each other. memory: a descriptor, sized here."""
+
+    def __new__(cls, memory: int, most: int) -> ViewPages: ...
+    def told(self, identity: int, /) -> bytes:
+        """What a rank has told."""
+    def tell(self, identity: int, told: bytes, /) -> None:
+        """Take what a rank has told elsewhere; older words than those here change nothing."""
+    def freeze(self, identity: int, /) -> None:
+        """Hear no more votes of this rank."""
+    def trains(self, identity: int, /) -> bool:
+        """As ViewKeeper.trains."""
+    def published(self) -> bytes:
+        """What the keeper has published last."""
+    def publish(self, published: bytes, /) -> None: ...
 
 @final
 class Team:

@@ -154,6 +154,15 @@ def test_random_deaths_by_strategy(strategy, seed, survive):
     check(found, ranks, dead)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_random_deaths_on_several_nodes(seed, survive):
+    """Ranks of other nodes are reached by sockets, which end before the view tells of the death."""
+    draw = random.Random(seed)
+    deaths = [{"rank": rank, "at": draw.uniform(0.01, 0.2)} for rank in draw.sample(range(4), 2)]
+    found, _ = survive(4, {"deaths": deaths}, "--nodes", "2")
+    check(found, 4, [one["rank"] for one in deaths])
+
+
 def test_two_at_once_and_one_in_the_change(survive):
     deaths = [{"rank": 0, "at": "step 8"}, {"rank": 3, "at": "step 8"}, {"rank": 1, "at": "view"}]
     found, _ = survive(4, {"deaths": deaths})

@@ -67,6 +67,47 @@ void gg_membership_destroy(gg_membership *m) {
     gg_free(m);
 }
 
+static bool ascending(const int *identities, int count, int most) {
+    for (int i = 0; i < count; ++i)
+        if (identities[i] <= (i > 0 ? identities[i - 1] : -1) || identities[i] >= most) return false;
+    return true;
+}
+
+gg_status gg_membership_restore(gg_membership *m, gg_phase phase, int64_t goal, const gg_view *view, int deaths,
+                                const int *dead) {
+    if (phase < GG_PHASE_RUN || phase > GG_PHASE_ENDED || view->members < 1 || view->members > m->most ||
+        view->dead < 0 || view->dead > m->most || deaths < 0 || deaths > view->members ||
+        !ascending(view->member, view->members, m->most) || !ascending(view->died, view->dead, m->most) ||
+        !ascending(dead, deaths, m->most))
+        return gg_fail(GG_ERROR_ARGUMENT, "membership: this is no view of at most %d ranks", m->most);
+    for (int i = 0; i < m->most; ++i) {
+        const bool known_before = m->rank[i].state == MEMBER;
+        m->rank[i] = (known){.state = known_before ? DEAD : UNKNOWN, .limit = -1, .last = -1};
+    }
+    for (int i = 0; i < view->members; ++i) {
+        m->member[i] = view->member[i];
+        m->donor[i] = view->donor[i];
+        m->rank[view->member[i]] = (known){.state = MEMBER, .whole = view->donor[i] < 0, .limit = -1};
+    }
+    for (int i = 0; i < view->dead; ++i) {
+        m->died[i] = view->died[i];
+        m->last[i] = view->last[i];
+        m->rank[view->died[i]].state = DEAD;
+    }
+    for (int i = 0; i < deaths; ++i) {
+        m->dead[i] = dead[i];
+        m->rank[dead[i]] = (known){.state = DEAD, .limit = -1, .last = -1};
+    }
+    m->deaths = deaths;
+    m->phase = phase;
+    m->goal = goal;
+    m->view.number = view->number;
+    m->view.start = view->start;
+    m->view.members = view->members;
+    m->view.dead = view->dead;
+    return GG_OK;
+}
+
 /* A member for which the others wait. */
 static bool counts(const known *one) { return one->state == MEMBER && one->whole; }
 

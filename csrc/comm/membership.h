@@ -49,6 +49,10 @@ typedef struct gg_membership gg_membership;
  * job ends if fewer members live, at least 1. */
 gg_status gg_membership_create(int members, int most, int least, gg_membership **out);
 void gg_membership_destroy(gg_membership *membership); /* NULL is a no-op */
+/* Goes on where another membership was, as its answers to the questions below say. Limits and reports of that phase are
+ * told anew. Only of a membership just created. dead: since the view began. */
+gg_status gg_membership_restore(gg_membership *membership, gg_phase phase, int64_t goal, const gg_view *view,
+                                int deaths, const int *dead);
 
 /* ---- events ----
  *

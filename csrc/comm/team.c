@@ -23,6 +23,7 @@ struct gg_team {
     atomic_int references;
     bool measured;
     gg_link link;
+    gg_transport *net;     /* of kind net, without a slow network around it; owned by `transport` */
     gg_views *views;       /* NULL means that the ranks never change */
     int ranks;             /* with views: those of the first view */
     gg_transport **member; /* with views: one a local rank that lives, in the view's order; then those of the dead */
@@ -101,10 +102,16 @@ cleanup:
 
 /* Called in each round of a wait. A rank tells its limit here while it waits for another that stands at its limit. */
 static gg_status watch_views(void *context, int64_t begun) {
-    gg_views *views = context;
+    const gg_team *team = context;
+    const int *dead;
     gg_phase phase;
     int64_t goal;
-    return views->table->look(views, -1, begun, &phase, &goal);
+    GG_TRY(team->views->table->look(team->views, -1, begun, &phase, &goal));
+    const gg_view *view = team->views->table->view(team->views);
+    for (int i = team->views->table->dead(team->views, &dead) - 1; i >= 0; --i)
+        gg_net_transport_died(team->net, dead[i]);
+    for (int i = 0; i < view->dead; ++i) gg_net_transport_died(team->net, view->died[i]);
+    return GG_OK;
 }
 
 gg_status gg_team_create_net(gg_net *net, const gg_network *network, double timeout, gg_views *views, gg_team **out) {
@@ -114,8 +121,9 @@ gg_status gg_team_create_net(gg_net *net, const gg_network *network, double time
     team->views = views;
     GG_TRY_CLEANUP(gg_net_transport_create(net, timeout, &team->transport));
     team->size = team->transport->size;
+    team->net = team->transport;
     /* Ranks that may die stop together by their views alone. */
-    if (views != NULL) gg_net_transport_survive(team->transport, watch_views, views);
+    if (views != NULL) gg_net_transport_survive(team->transport, watch_views, team);
     else if (team->size > 1) team->halt = gg_net_transport_halt(team->transport);
     GG_TRY_CLEANUP(slow_down(team, network));
     if (views != NULL) GG_TRY_CLEANUP(make_members(team));
@@ -323,13 +331,27 @@ void gg_team_train(gg_team *team, bool trains) {
     if (team->views != NULL && team->views->table->train != NULL) team->views->table->train(team->views, trains);
 }
 
+static gg_status hear_votes(gg_team *team) {
+    for (int rank = 0; team->net != NULL;) {
+        int64_t vote;
+        GG_TRY(gg_net_transport_hear_vote(team->net, &rank, &vote));
+        if (rank < 0) break;
+        team->views->table->heard(team->views, rank, vote);
+    }
+    return GG_OK;
+}
+
 gg_status gg_team_decide(gg_team *team, bool done, bool *all) {
     gg_views *views = team->views;
     *all = done;
     if (views == NULL || views->table->vote == NULL) return GG_OK;
-    views->table->vote(views, done);
-    for (int round = 0; !views->table->decided(views, all); ++round) GG_TRY(wait_round(team->member[0], round));
-    return GG_OK;
+    const int64_t vote = views->table->vote(views, done);
+    if (team->net != NULL) GG_TRY(gg_net_transport_tell_vote(team->net, vote));
+    for (int round = 0;; ++round) {
+        GG_TRY(hear_votes(team));
+        if (views->table->decided(views, all)) return GG_OK;
+        GG_TRY(wait_round(team->member[0], round));
+    }
 }
 
 /* Moves the transport of a living local rank to this place among the local ones; false if the rank is not local. */

@@ -29,8 +29,10 @@ typedef struct gg_views_table {
     /* Tells that this rank trains, or does so no more. NULL means that nobody asks. */
     void (*train)(gg_views *views, bool trains);
     /* After an operation that all members make, in one order: this rank has completed it (`done`), or a death has kept
-     * it from that. NULL means that no rank dies in such an operation. */
-    void (*vote)(gg_views *views, bool done);
+     * it from that. Returns the vote, for ranks of other hosts. NULL means that no rank dies in such an operation. */
+    int64_t (*vote)(gg_views *views, bool done);
+    /* The vote of a rank of another host. */
+    void (*heard)(gg_views *views, int identity, int64_t vote);
     /* False until all have completed it, or one cannot. *all: every member has completed the operation; equal on all
      * ranks. If false, the view changes, and the operation is made again by the next view's members. */
     bool (*decided)(gg_views *views, bool *all);

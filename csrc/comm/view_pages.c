@@ -57,6 +57,8 @@ size_t gg_view_pages_bytes(int most) {
  * others had. */
 static int64_t vote_of(int64_t view, int64_t number, bool done) { return (view << 32) + (number << 1) + done; }
 
+#define FROZEN ((int64_t)1 << 62) /* in a vote: no other one is heard */
+
 static int64_t sign_of(int64_t view, int deaths) { return (view << 16) + deaths + 1; }
 
 static void put(_Atomic int64_t *to, int64_t value) { atomic_store_explicit(to, value, memory_order_relaxed); }
@@ -108,6 +110,33 @@ cleanup:
     return status;
 }
 
+gg_status gg_view_keeper_restore(gg_view_keeper *k, const void *published) {
+    gg_status status = GG_OK;
+    const int most = k->pages.most;
+    int64_t head[HEAD], *list = NULL;
+    int *members = NULL;
+    memcpy(head, published, sizeof head);
+    GG_TRY_CLEANUP(gg_alloc((size_t)(LISTS * most) * sizeof *list, "lists of a view", &list));
+    GG_TRY_CLEANUP(gg_alloc((size_t)(LISTS * most) * sizeof *members, "lists of a view", &members));
+    memcpy(list, (const unsigned char *)published + sizeof head, (size_t)(LISTS * most) * sizeof *list);
+    for (int i = 0; i < LISTS * most; ++i) members[i] = (int)list[i];
+    const gg_view view = {.number = head[NUMBER],
+                          .start = head[START],
+                          .members = (int)head[MEMBERS],
+                          .member = members + MEMBER * most,
+                          .donor = members + DONOR * most,
+                          .dead = (int)head[DIED_BEFORE],
+                          .died = members + DIED * most,
+                          .last = list + LAST * most};
+    GG_TRY_CLEANUP(gg_membership_restore(k->membership, (gg_phase)head[PHASE], head[GOAL], &view, (int)head[DEATHS],
+                                         members + DEAD * most));
+    publish(k);
+cleanup:
+    gg_free(list);
+    gg_free(members);
+    return status;
+}
+
 void gg_view_keeper_destroy(gg_view_keeper *k) {
     if (k == NULL) return;
     gg_membership_destroy(k->membership);
@@ -146,14 +175,93 @@ gg_status gg_view_keeper_poll(gg_view_keeper *k, gg_phase *phase) {
     return GG_OK;
 }
 
-bool gg_view_keeper_trains(const gg_view_keeper *k, int identity) {
-    return atomic_load_explicit(&k->pages.rank[identity].trains, memory_order_acquire) != 0;
+static bool trains(const pages *p, int identity) {
+    return atomic_load_explicit(&p->rank[identity].trains, memory_order_acquire) != 0;
 }
+
+bool gg_view_keeper_trains(const gg_view_keeper *k, int identity) { return trains(&k->pages, identity); }
 
 gg_status gg_view_keeper_died(gg_view_keeper *k, int identity) {
     GG_TRY(gg_membership_died(k->membership, identity));
     publish(k);
     return GG_OK;
+}
+
+/* ---- mirrors ---- */
+
+enum { PAGE_WORDS = sizeof(rank_page) / sizeof(int64_t) };
+
+static _Atomic int64_t *words_of(const pages *p, int identity) { return (_Atomic int64_t *)&p->rank[identity]; }
+
+static bool is_sign(int word) {
+    return word == offsetof(rank_page, limit_of) / sizeof(int64_t) ||
+           word == offsetof(rank_page, report_of) / sizeof(int64_t);
+}
+
+static bool is_vote(int word) { return word == offsetof(rank_page, vote) / sizeof(int64_t); }
+
+/* A vote is final: the greater one is the newer. */
+static void take_vote(_Atomic int64_t *to, int64_t vote, int64_t closed) {
+    int64_t was = atomic_load(to);
+    while ((was & closed) == 0 && was < vote && !atomic_compare_exchange_weak(to, &was, vote)) continue;
+}
+
+size_t gg_view_pages_told_bytes(int most) { return (PAGE_WORDS + (size_t)most) * sizeof(int64_t); }
+
+void gg_view_pages_told(void *memory, int most, int identity, void *to) {
+    const pages p = pages_at(memory, most);
+    _Atomic int64_t *page = words_of(&p, identity), *row = &p.received[identity * most];
+    int64_t *out = to;
+    for (int i = 0; i < PAGE_WORDS; ++i) /* signs first: what they promise is there */
+        if (is_sign(i)) out[i] = atomic_load_explicit(&page[i], memory_order_acquire);
+    for (int i = 0; i < PAGE_WORDS; ++i)
+        if (!is_sign(i)) out[i] = get(&page[i]);
+    for (int i = 0; i < most; ++i) out[PAGE_WORDS + i] = get(&row[i]);
+}
+
+void gg_view_pages_tell(void *memory, int most, int identity, const void *from) {
+    const pages p = pages_at(memory, most);
+    _Atomic int64_t *page = words_of(&p, identity), *row = &p.received[identity * most];
+    const int64_t *in = from;
+    bool old = false;
+    for (int i = 0; i < PAGE_WORDS; ++i) {
+        if (is_vote(i)) take_vote(&page[i], in[i], 0);
+        old = old || (is_sign(i) && in[i] < get(&page[i]));
+    }
+    if (old) return;
+    for (int i = 0; i < most; ++i) put(&row[i], in[PAGE_WORDS + i]);
+    for (int i = 0; i < PAGE_WORDS; ++i)
+        if (!is_sign(i) && !is_vote(i)) put(&page[i], in[i]);
+    for (int i = 0; i < PAGE_WORDS; ++i)
+        if (is_sign(i)) atomic_store_explicit(&page[i], in[i], memory_order_release);
+}
+
+void gg_view_pages_freeze(void *memory, int most, int identity) {
+    const pages p = pages_at(memory, most);
+    (void)atomic_fetch_or(&p.rank[identity].vote, FROZEN);
+}
+
+bool gg_view_pages_trains(void *memory, int most, int identity) {
+    const pages p = pages_at(memory, most);
+    return trains(&p, identity);
+}
+
+size_t gg_view_pages_published_bytes(int most) { return slot_bytes(most); }
+
+void gg_view_pages_published(void *memory, int most, void *to) {
+    const pages p = pages_at(memory, most);
+    _Atomic int64_t *slot = p.slot[atomic_load(p.version) % 2];
+    int64_t *out = to;
+    for (size_t i = 0; i < slot_bytes(most) / sizeof *out; ++i) out[i] = get(&slot[i]);
+}
+
+void gg_view_pages_publish(void *memory, int most, const void *from) {
+    const pages p = pages_at(memory, most);
+    const uint64_t version = atomic_load_explicit(p.version, memory_order_relaxed) + 1;
+    const int64_t *in = from;
+    atomic_thread_fence(memory_order_release);
+    for (size_t i = 0; i < slot_bytes(most) / sizeof *in; ++i) put(&p.slot[version % 2][i], in[i]);
+    atomic_store_explicit(p.version, version, memory_order_release);
 }
 
 /* ---- a rank ---- */
@@ -255,12 +363,18 @@ static void views_train(gg_views *views, bool trains) {
     atomic_store_explicit(&v->pages.rank[v->identity].trains, trains, memory_order_release);
 }
 
-static void views_vote(gg_views *views, bool done) {
+static int64_t views_vote(gg_views *views, bool done) {
     page_views *v = views_of(views);
     refresh(v);
     v->votes++;
-    atomic_store_explicit(&v->pages.rank[v->identity].vote, vote_of(v->view.number, v->votes, done),
-                          memory_order_release);
+    const int64_t vote = vote_of(v->view.number, v->votes, done);
+    atomic_store_explicit(&v->pages.rank[v->identity].vote, vote, memory_order_release);
+    return vote;
+}
+
+static void views_heard(gg_views *views, int identity, int64_t vote) {
+    page_views *v = views_of(views);
+    if (vote > 0 && vote < FROZEN) take_vote(&v->pages.rank[identity].vote, vote, FROZEN);
 }
 
 static bool is_dead(const page_views *v, int identity) {
@@ -279,7 +393,7 @@ static bool views_decided(gg_views *views, bool *all) {
     refresh(v);
     for (int i = 0; i < v->view.members; ++i) {
         const int identity = v->view.member[i];
-        const int64_t vote = atomic_load_explicit(&v->pages.rank[identity].vote, memory_order_acquire);
+        const int64_t vote = atomic_load_explicit(&v->pages.rank[identity].vote, memory_order_acquire) & ~FROZEN;
         if (vote >= wanted) continue;
         *all = false;
         failed = failed || vote == wanted - 1 || is_dead(v, identity);
@@ -301,6 +415,7 @@ static const gg_views_table table = {
     .view = views_view,
     .train = views_train,
     .vote = views_vote,
+    .heard = views_heard,
     .decided = views_decided,
     .ledger = views_ledger,
 };

@@ -29,6 +29,28 @@ gg_status gg_view_keeper_poll(gg_view_keeper *keeper, gg_phase *phase);
 bool gg_view_keeper_trains(const gg_view_keeper *keeper, int identity);
 const gg_membership *gg_view_keeper_membership(const gg_view_keeper *keeper);
 
+/* ---- mirrors ----
+ *
+ * Ranks of several hosts have one keeper. Each host has memory of its own, with pages of all ranks. Agents carry what
+ * ranks have told to the keeper's memory, and what the keeper has published back. The bytes are opaque. */
+
+size_t gg_view_pages_told_bytes(int most);
+/* Copies what this rank has told. */
+void gg_view_pages_told(void *memory, int most, int identity, void *to);
+/* Takes what the rank had told elsewhere. A copy older than this memory's changes nothing. */
+void gg_view_pages_tell(void *memory, int most, int identity, const void *from);
+/* From now on no vote is heard of this rank (gg_views_table.heard): whoever asks next knows all that counted here. */
+void gg_view_pages_freeze(void *memory, int most, int identity);
+/* As gg_view_keeper_trains. */
+bool gg_view_pages_trains(void *memory, int most, int identity);
+
+size_t gg_view_pages_published_bytes(int most);
+/* Copies what the keeper has published last; by the one process that publishes in this memory. */
+void gg_view_pages_published(void *memory, int most, void *to);
+void gg_view_pages_publish(void *memory, int most, const void *from);
+/* A keeper just created goes on from what another has published last. */
+gg_status gg_view_keeper_restore(gg_view_keeper *keeper, const void *published);
+
 /* ---- a rank ---- */
 
 /* The views of the rank with this identity. The memory, of `most` identities, has been made by a keeper. */

@@ -49,6 +49,7 @@ int gg_py_add_shrink(PyObject *module);
 int gg_py_add_info(PyObject *module);
 int gg_py_add_schedule(PyObject *module);
 int gg_py_add_view_keeper(PyObject *module);
+int gg_py_add_view_pages(PyObject *module);
 int gg_py_add_options(PyObject *module);
 
 /* Checks that collective calls are allowed: 0, or -1 with RuntimeError inside of a callback that not all ranks run. */

@@ -10,6 +10,7 @@ typedef struct gg_py_view_keeper {
     PyObject_HEAD gg_view_keeper *keeper;
     void *memory;
     size_t bytes;
+    int most;
 } gg_py_view_keeper;
 
 static PyTypeObject *view_keeper_type;
@@ -23,6 +24,7 @@ static int view_keeper_make(gg_py_view_keeper *k, PyObject *args, PyObject *kwar
         PyErr_Format(PyExc_ValueError, "most: %d; must be at least 1", most);
         return -1;
     }
+    k->most = most;
     k->bytes = gg_view_pages_bytes(most);
     if (ftruncate(memory, (off_t)k->bytes) != 0) return PyErr_SetFromErrno(PyExc_OSError), -1;
     k->memory = mmap(NULL, k->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
@@ -78,7 +80,20 @@ static PyObject *view_keeper_view(PyObject *self, PyObject *unused) {
                      members);
 }
 
-static PyMethodDef methods[] = {{"died", view_keeper_died, METH_O, "died($self, identity, /)\n--\n\n"},
+static PyObject *view_keeper_restore(PyObject *self, PyObject *published) {
+    const gg_py_view_keeper *k = (gg_py_view_keeper *)self;
+    Py_buffer given;
+    if (PyObject_GetBuffer(published, &given, PyBUF_SIMPLE) != 0) return NULL;
+    const size_t bytes = gg_view_pages_published_bytes(k->most);
+    const bool fits = given.len == (Py_ssize_t)bytes;
+    if (!fits) PyErr_Format(PyExc_ValueError, "%zd bytes; allowed: %zu", given.len, bytes);
+    const gg_status status = fits ? gg_view_keeper_restore(k->keeper, given.buf) : GG_OK;
+    PyBuffer_Release(&given);
+    return fits ? gg_py_done(status) : NULL;
+}
+
+static PyMethodDef methods[] = {{"restore", view_keeper_restore, METH_O, "restore($self, published, /)\n--\n\n"},
+                                {"died", view_keeper_died, METH_O, "died($self, identity, /)\n--\n\n"},
                                 {"trains", view_keeper_trains, METH_O, "trains($self, identity, /)\n--\n\n"},
                                 {"poll", view_keeper_poll, METH_NOARGS, NULL},
                                 {"view", view_keeper_view, METH_NOARGS, NULL},

@@ -75,8 +75,8 @@ gg_status gg_net_progress(gg_net *net) {
     for (int rank = 0; rank < net->size; ++rank) {
         gg_net_peer *peer = &net->peers[rank];
         if (peer->sends != NULL) push(net, peer);
-        if (peer->in == NULL || peer->gone) continue;
-        const bool ended = gg_net_has_ended(net, peer); /* before its last bytes are read */
+        if (peer->gone || (peer->in == NULL && !peer->died)) continue;
+        const bool ended = peer->died || gg_net_has_ended(net, peer); /* before its last bytes are read */
         GG_TRY(pull(net, peer));
         if (ended) gg_net_lose(net, peer);
     }
@@ -94,11 +94,12 @@ gg_status gg_net_send(gg_net *net, gg_net_peer *peer, gg_request *request, bool 
     return gg_net_progress(net);
 }
 
-gg_status gg_net_post(gg_net *net, gg_net_peer *peer, uint32_t channel, int tag, const void *data, size_t bytes) {
+gg_status gg_net_post(gg_net *net, gg_net_peer *peer, uint32_t channel, int tag, int64_t epoch, const void *data,
+                      size_t bytes) {
     gg_request *made = NULL;
     GG_TRY(gg_calloc(1, sizeof *made + bytes, "message", &made));
     memcpy(made + 1, data, bytes);
-    *made = (gg_request){.state = GG_REQUEST_SENDING, .tag = tag, .bytes = bytes, .data = made + 1};
+    *made = (gg_request){.state = GG_REQUEST_SENDING, .tag = tag, .epoch = epoch, .bytes = bytes, .data = made + 1};
     *gg_net_link_of(made) = (gg_net_link){.channel = channel, .owned = true};
     return gg_net_send(net, peer, made, true);
 }

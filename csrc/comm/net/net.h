@@ -47,6 +47,13 @@ gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **ou
 /* From here on a rank that is gone has died: requests of it are LOST (comm/transport.h). watch: called in each round of
  * a wait, with the steps that this rank has begun. */
 void gg_net_transport_survive(gg_transport *transport, gg_status (*watch)(void *context, int64_t begun), void *context);
+/* The view says that this rank has died. Until then requests of a rank of another node stay pending, though its socket
+ * may have ended: all members learn of a death by the view. Then what has arrived is read, and the others are LOST. */
+void gg_net_transport_died(gg_transport *transport, int rank);
+/* Votes of gg_views_table travel beside messages: tells one to the ranks of other nodes; hears one. *rank: -1 means
+ * that none has come. */
+gg_status gg_net_transport_tell_vote(gg_transport *transport, int64_t vote);
+gg_status gg_net_transport_hear_vote(gg_transport *transport, int *rank, int64_t *vote);
 /* The halt of the transport's ranks, owned by the transport, whose waits listen. */
 gg_halt *gg_net_transport_halt(gg_transport *transport);
 

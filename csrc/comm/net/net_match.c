@@ -109,7 +109,7 @@ static bool is_frame(const gg_net *net, const gg_net_peer *peer) {
     const gg_net_frame *frame = &peer->frame;
     if (frame->kind == GG_NET_PLACE && gg_net_locate(net, peer, frame) == NULL) return false;
     return (frame->kind == GG_NET_BYTES || frame->kind == GG_NET_PLACE) && frame->bytes > 0 &&
-           frame->bytes <= SIZE_MAX / 2 && frame->tag >= 0 && frame->tag <= GG_TAG_LIMIT;
+           frame->bytes <= SIZE_MAX / 2 && frame->tag >= 0 && frame->tag <= GG_NET_TAG_MAX;
 }
 
 gg_status gg_net_message_begins(gg_net *net, gg_net_peer *peer) {

@@ -62,7 +62,7 @@ typedef struct gg_net_peer {
     int rank, place; /* place -1: of another node */
     int socket;
     gg_net_ring *out, *in;
-    bool gone;
+    bool gone, died; /* died: gg_net_transport_died */
     double fails_at;                /* gone: waits for it fail from this time on */
     gg_request *sends, *sends_last; /* not wholly written */
     /* The message that arrives: */
@@ -88,6 +88,8 @@ typedef struct gg_net_board {
     _Atomic int64_t channel, begun;      /* steps begun in the last channel that had steps */
 } gg_net_board;
 
+#define GG_NET_TAG_VOTE (GG_TAG_LIMIT + 1)
+#define GG_NET_TAG_MAX GG_NET_TAG_VOTE
 #define GG_NET_SLOTS 1024 /* acknowledgements of a rank */
 
 typedef struct gg_net_block {
@@ -152,7 +154,8 @@ gg_status gg_net_progress(gg_net *net);
 /* As gg_net_receive; copy: never as a place. */
 gg_status gg_net_send(gg_net *net, gg_net_peer *peer, gg_request *request, bool copy);
 /* Sends a copy of these bytes, which nobody waits for. */
-gg_status gg_net_post(gg_net *net, gg_net_peer *peer, uint32_t channel, int tag, const void *data, size_t bytes);
+gg_status gg_net_post(gg_net *net, gg_net_peer *peer, uint32_t channel, int tag, int64_t epoch, const void *data,
+                      size_t bytes);
 
 /* ---- the node's memory (net_memory.c) ---- */
 

@@ -38,7 +38,8 @@ static gg_status limits_tell(void *context, const gg_halt_limit *limit) {
     const net_transport *own = context;
     for (int rank = 0; rank < own->transport.size; ++rank)
         if (rank != own->transport.rank)
-            GG_TRY(gg_net_post(own->net, &own->net->peers[rank], own->channel.number, TAG_LIMIT, limit, sizeof *limit));
+            GG_TRY(
+                gg_net_post(own->net, &own->net->peers[rank], own->channel.number, TAG_LIMIT, 0, limit, sizeof *limit));
     return GG_OK;
 }
 
@@ -124,6 +125,9 @@ static gg_status net_arrived(gg_transport *transport, const gg_net_peer *peer, g
     return GG_OK;
 }
 
+/* Of a transport that survives. */
+static bool has_died(const gg_net_peer *peer) { return peer->gone && (peer->place >= 0 || peer->died); }
+
 static gg_status net_test(gg_transport *transport, gg_request *request, bool *done) {
     gg_net *net = net_of(transport)->net;
     const gg_net_link *link = gg_net_link_of(request);
@@ -133,7 +137,8 @@ static gg_status net_test(gg_transport *transport, gg_request *request, bool *do
         GG_TRY(gg_net_progress(net));
         *done = gg_net_is_done(net, request, link);
     }
-    if (!*done && peer->gone && net_of(transport)->watch != NULL) {
+    if (!*done && net_of(transport)->watch != NULL) {
+        if (!has_died(peer)) return GG_OK;
         gg_net_cancel(net, peer, request);
         request->state = GG_REQUEST_LOST;
         *done = true;
@@ -167,7 +172,7 @@ static gg_status net_pause_round(gg_transport *transport, int round, gg_request 
 static int net_dead(gg_transport *transport, int rank) {
     const net_transport *own = net_of(transport);
     for (int i = 0; own->watch != NULL && i < transport->size; ++i)
-        if ((rank < 0 || rank == i) && own->net->peers[i].gone) return i;
+        if ((rank < 0 || rank == i) && has_died(&own->net->peers[i])) return i;
     return -1;
 }
 
@@ -228,6 +233,36 @@ void gg_net_transport_survive(gg_transport *transport, gg_status (*watch)(void *
                               void *context) {
     net_of(transport)->watch = watch;
     net_of(transport)->context = context;
+}
+
+void gg_net_transport_died(gg_transport *transport, int rank) { peer_of(transport, rank)->died = true; }
+
+/* ---- votes ---- */
+
+#define OF_ALL_EPOCHS (INT64_MAX - 1) /* never dropped with those of an epoch */
+
+gg_status gg_net_transport_tell_vote(gg_transport *transport, int64_t vote) {
+    const net_transport *own = net_of(transport);
+    for (int rank = 0; rank < transport->size; ++rank) {
+        gg_net_peer *peer = &own->net->peers[rank];
+        if (rank == transport->rank || peer->place >= 0 || peer->gone) continue;
+        GG_TRY(gg_net_post(own->net, peer, own->channel.number, GG_NET_TAG_VOTE, OF_ALL_EPOCHS, &vote, sizeof vote));
+    }
+    return GG_OK;
+}
+
+gg_status gg_net_transport_hear_vote(gg_transport *transport, int *rank, int64_t *vote) {
+    const net_transport *own = net_of(transport);
+    GG_TRY(gg_net_progress(own->net));
+    for (*rank = transport->size - 1; *rank >= 0; --*rank) {
+        gg_net_stored *found = gg_net_take(&own->net->peers[*rank], own->channel.number, GG_NET_TAG_VOTE, true);
+        if (found == NULL) continue;
+        const bool is_vote = found->frame.kind == GG_NET_BYTES && found->frame.bytes == sizeof *vote;
+        if (is_vote) memcpy(vote, found->bytes, sizeof *vote);
+        gg_net_drop_stored(own->net, found);
+        if (is_vote) return GG_OK;
+    }
+    return GG_OK;
 }
 
 gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **out) {
