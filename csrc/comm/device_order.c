@@ -354,6 +354,7 @@ gg_status gg_device_order_create(gg_transport *inner, gg_device *device, gg_tran
                                      .node_of = inner->node_of,
                                      .timeout = inner->timeout,
                                      .check_buffers = inner->check_buffers,
+                                     .mortal = inner->mortal,
                                      .reports_stalls = inner->reports_stalls};
     GG_TRY_CLEANUP(order_sends_own(inner, device, &made->sends_own));
     if (made->sends_own) gg_device_send_own(device);

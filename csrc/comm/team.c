@@ -94,6 +94,7 @@ static gg_status make_members(gg_team *team) {
     for (int i = 0; i < team->local; ++i) {
         gg_transport *own = team->cluster != NULL ? gg_virtual_transport(team->cluster, i) : team->transport;
         GG_TRY_CLEANUP(gg_subgroup_create(own, all, ranks, &team->member[i]));
+        team->member[i]->mortal = true;
     }
 cleanup:
     gg_free(all);
@@ -106,7 +107,7 @@ static gg_status watch_views(void *context, int64_t begun) {
     const int *dead;
     gg_phase phase;
     int64_t goal;
-    GG_TRY(team->views->table->look(team->views, -1, begun, &phase, &goal));
+    GG_TRY(team->views->table->look(team->views, -1, team->views->breaks ? -1 : begun, &phase, &goal));
     const gg_view *view = team->views->table->view(team->views);
     for (int i = team->views->table->dead(team->views, &dead) - 1; i >= 0; --i)
         gg_net_transport_died(team->net, dead[i]);
@@ -275,14 +276,40 @@ static gg_status look_for_goal(gg_team *team, int local, int identity, int64_t s
     }
 }
 
+/* A view may have begun after a step that only ranks that have died since had made. */
+static int64_t told_step(const gg_team *team, int64_t step) {
+    const int64_t start = team->views->breaks ? current(team)->start : step;
+    return start > step ? start : step;
+}
+
 gg_status gg_team_view_stops(gg_team *team, int local, int64_t step, bool *stops) {
     gg_phase phase;
     int64_t goal;
     *stops = false;
     if (team->views == NULL) return GG_OK;
-    GG_TRY(look_for_goal(team, local, gg_team_identity(team, local), step, &phase, &goal));
+    const int identity = gg_team_identity(team, local);
+    if (team->views->breaks) {
+        GG_TRY(team->views->table->look(team->views, identity, told_step(team, step), &phase, &goal));
+        *stops = phase != GG_PHASE_RUN;
+        return GG_OK;
+    }
+    GG_TRY(look_for_goal(team, local, identity, step, &phase, &goal));
     *stops = phase == GG_PHASE_ENDED || (phase == GG_PHASE_GOAL && step >= goal);
     return GG_OK;
+}
+
+void gg_team_view_breaks(gg_team *team, bool breaks) {
+    if (team->views != NULL) team->views->breaks = breaks;
+}
+
+gg_status gg_team_await_change(gg_team *team, int64_t step) {
+    gg_phase phase;
+    int64_t goal;
+    for (int round = 0;; ++round) {
+        GG_TRY(team->views->table->look(team->views, -1, told_step(team, step), &phase, &goal));
+        if (phase != GG_PHASE_RUN) return GG_OK;
+        GG_TRY(wait_round(team->member[0], round));
+    }
 }
 
 gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *deaths, const int **dead) {
@@ -293,6 +320,7 @@ gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *
     *deaths = 0;
     *dead = team->dead;
     if (team->views == NULL) return GG_OK;
+    step = told_step(team, step);
     GG_TRY(look_for_goal(team, 0, -1, step, &phase, &goal));
     const gg_view *view = current(team);
     team->number = view->number;

@@ -57,6 +57,11 @@ const gg_view *gg_team_view(const gg_team *team);
 int gg_team_identity(gg_team *team, int local); /* of a local rank; its number if the ranks never change */
 /* Begins a run of steps; all local ranks have made `step`. */
 void gg_team_view_begin(gg_team *team, int64_t step);
+/* True if a death breaks the step of all ranks: gg_views.breaks. */
+void gg_team_view_breaks(gg_team *team, bool breaks);
+/* A death has kept this process's ranks, which have made `step` steps, from what they did: waits until the views know
+ * of it. Not in a run. */
+gg_status gg_team_await_change(gg_team *team, int64_t step);
 /* A local rank has made `step` steps and is about to begin another. *stops: it must not, because the view changes here.
  * Called on the rank's thread; waits only if the others' limits decide. */
 gg_status gg_team_view_stops(gg_team *team, int local, int64_t step, bool *stops);

@@ -148,6 +148,7 @@ struct gg_transport {
     int64_t bytes_sent, messages_sent; /* by this rank since creation: payloads as callers count them */
     double timeout; /* max seconds of a wait since this rank last served; then it fails and names the peer. 0 means for
                        ever */
+    bool mortal;    /* ranks may die while the others go on; set by the team at creation */
     bool reports_stalls; /* report long waits (comm/stall.h): true if the clock is real and ranks are processes
                           */
     const int64_t

@@ -17,8 +17,8 @@ typedef struct gg_views_table {
     void (*begin)(gg_views *views, int64_t step);
     /* Called by a rank between two steps, by the caller of the ranks between two runs (identity -1), and in waits of a
      * rank that is alone in its process (identity -1), then with the steps that it has begun. Tells the
-     * rank's limit, `step` steps, if limits are wanted. *goal: at which step this rank stops for the next view; -1
-     * means that it need not stop, or not known yet. */
+     * rank's limit, `step` steps, if limits are wanted; step -1 tells none. *goal: at which step this rank stops for
+     * the next view; -1 means that it need not stop, or not known yet. */
     gg_status (*look)(gg_views *views, int identity, int64_t step, gg_phase *phase, int64_t *goal);
     /* Members that have died since the view began, ascending; the views' own. */
     int (*dead)(gg_views *views, const int **dead);
@@ -42,6 +42,9 @@ typedef struct gg_views_table {
 
 struct gg_views {
     const gg_views_table *table;
+    /* A death breaks the step of all ranks (exchange/exchange.h): limits are steps that are complete. A rank in a wait
+     * cannot tell its limit; between two steps it stops as soon as it hears of a death. */
+    bool breaks;
 };
 
 #endif

@@ -326,7 +326,7 @@ static gg_status views_look(gg_views *views, int identity, int64_t step, gg_phas
     rank_page *own = &v->pages.rank[v->identity];
     refresh(v);
     if (identity >= 0) put(&own->step, step);
-    if (v->phase == GG_PHASE_STOPPING && !v->told) {
+    if (v->phase == GG_PHASE_STOPPING && !v->told && step >= 0) {
         put(&own->limit, step > v->base ? step : v->base);
         atomic_store_explicit(&own->limit_of, v->view.number + 1, memory_order_release);
         v->told = true;

@@ -10,6 +10,7 @@
 #include "comm/subgroup.h"
 #include "exchange/parts/buckets.h"
 #include "exchange/parts/factored.h"
+#include "exchange/parts/kept.h"
 #include "exchange/parts/receipts.h"
 
 /* Elements of a linear layer's weight whose gradient does not stay in the second cache until the update. */
@@ -28,6 +29,7 @@ struct gg_exchange {
     gg_updater updater;
     gg_state state;
     gg_strategy *strategy; /* NULL means not whole */
+    gg_kept kept;
     gg_factored *factored; /* of linear layers whose gradients only updates read; NULL means none */
     gg_tuning tuning;
     int64_t loads;    /* gg_exchange_loads */
@@ -94,8 +96,10 @@ static gg_status assemble(gg_exchange *x, const gg_exchange_costs *costs) {
                                                  .state = &x->state,
                                                  .layout = &x->layout,
                                                  .seed = x->asked.seed,
-                                                 .trace = x->trace},
+                                                 .trace = x->trace,
+                                                 .mortal = x->transport->mortal},
                               &x->strategy));
+    GG_TRY(gg_kept_create(x->strategy, x->used.compression.local_momentum, &x->kept));
     return create_factored(x);
 }
 
@@ -135,6 +139,7 @@ cleanup:
 void gg_exchange_dismantle(gg_exchange *x) {
     const int64_t step = x->state.step;
     gg_factored_destroy(x->factored);
+    if (x->strategy != NULL) gg_kept_destroy(&x->strategy->env, &x->kept);
     gg_strategy_destroy(x->strategy);
     gg_updater_destroy(&x->updater);
     gg_allreduce_destroy(x->averaging);
@@ -242,7 +247,33 @@ gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches) {
     x->strategy->batch = x->batches;
     x->transport->step = &x->state.step;
     gg_transport_step_begun(x->transport, x->state.step + 1);
-    return gg_exchange_fail(x, x->strategy->table->begin(x->strategy));
+    x->kept.taken = false;
+    GG_TRY(gg_exchange_fail(x, x->strategy->table->begin(x->strategy)));
+    gg_kept_take(x->strategy, &x->kept);
+    return GG_OK;
+}
+
+bool gg_exchange_breaks(const gg_exchange *x) { return x->strategy != NULL && x->strategy->cancel != NULL; }
+
+void gg_exchange_break(gg_exchange *x) {
+    x->begun = false;
+    x->transport->step = NULL;
+    x->strategy->cancel(x->strategy);
+}
+
+void gg_exchange_regrouped(gg_exchange *x) {
+    x->transport->rank = x->asked.transport->rank;
+    x->transport->size = x->asked.transport->size;
+}
+
+bool gg_exchange_keeps_equal(const gg_exchange *x, int arena) {
+    const int size = x->transport->size;
+    return size > 1 && gg_strategy_keeps_equal(&x->used, size, x->state.arena[arena].kind) == size;
+}
+
+void gg_exchange_mended(gg_exchange *x, bool whole) {
+    if (!whole && x->kept.taken) gg_kept_restore(x->strategy, &x->kept);
+    else gg_exchange_complete_residue(x);
 }
 
 gg_status gg_exchange_need(gg_exchange *x, int layer) {

@@ -83,6 +83,23 @@ gg_status gg_exchange_check_gradients(gg_exchange *x, const float *gradients);
 /* Ends the step. GG_ERROR_STATE, on a rank that trains, names a layer that is not ready. The caller counts the step in
  * the state. */
 gg_status gg_exchange_end(gg_exchange *x);
+/* ---- where ranks may die ---- */
+
+/* True if a step fails with GG_ERROR_PEER when a death breaks it, on each rank that cannot complete it: the ranks then
+ * have either made the step or changed no weight. */
+bool gg_exchange_breaks(const gg_exchange *x);
+/* Ends a broken step, or the rest of a complete one: nothing is in flight afterwards. */
+void gg_exchange_break(gg_exchange *x);
+/* The transport of the options has other ranks. */
+void gg_exchange_regrouped(gg_exchange *x);
+/* True if the arena at this place is equal on all ranks after each step. */
+bool gg_exchange_keeps_equal(const gg_exchange *x, int arena);
+/* After gg_exchange_break, before a rebuild. whole: the last step that this rank began has been made, by the rank
+ * itself or by a rank whose state it has taken. If not, all is as it was before that step. */
+void gg_exchange_mended(gg_exchange *x, bool whole);
+
+/* ---- between steps ---- */
+
 /* Waits between end and the next begin until all weights are current, as need does for one layer. Not collective. */
 gg_status gg_exchange_wait(gg_exchange *x);
 /* True if weights may be written between end and the next begin without gg_exchange_wait: no message reads or writes

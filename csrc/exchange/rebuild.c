@@ -150,6 +150,7 @@ gg_status gg_exchange_rebuild(gg_exchange *x, const gg_rebuild *how) {
     gg_transport *transport = gg_exchange_transport(x);
     GG_TRY_CLEANUP(whole_read(x, how, &whole));
     const bool has_mean = gg_exchange_has_mean(x);
+    if (how->regrouped) gg_exchange_regrouped(x);
     gg_message_recycle(transport, true);
     gg_exchange_dismantle(x);
     /* No message of the new strategy meets a receive of the old one. A settled strategy of ranks that changed has

@@ -133,6 +133,7 @@ typedef struct gg_strategy_env {
     const gg_arena_layout *layout;
     uint64_t seed;
     gg_trace *trace; /* NULL means off */
+    bool mortal;     /* ranks may die while the others go on (gg_strategy.cancel) */
 } gg_strategy_env;
 
 typedef struct gg_strategy gg_strategy;
@@ -203,6 +204,10 @@ struct gg_strategy {
      * Equal on all devices, also on one that sums in the arena. */
     bool sum_in_pieces;
     const gg_compression_counts *compression_counts; /* of this rank; NULL means that it compresses nothing */
+    /* Cancels all that is in flight. NULL means that no death breaks a step. If set, and env.mortal, a step whose
+     * messages a death has broken fails with GG_ERROR_PEER before it has changed weights or moments: such a strategy
+     * updates when all its sums are complete. Residues, and with local momentum the moments, may have changed. */
+    void (*cancel)(gg_strategy *strategy);
     struct gg_receipts *receipts; /* of messages from single ranks; NULL means that it skips no dead rank */
 };
 

@@ -269,7 +269,7 @@ static PyObject *py_trainer_change_view(PyObject *self, PyObject *unused) {
     GG_PY_CALL(t, gg_trainer_change_view(t->trainer, &change));
     if (!change.changed) Py_RETURN_NONE;
     const gg_view *view = change.view;
-    PyObject *dict = Py_BuildValue("{sLsLsLsd}", "view", (long long)view->number, "step", (long long)view->start,
+    PyObject *dict = Py_BuildValue("{sLsLsLsd}", "view", (long long)view->number, "step", (long long)change.step,
                                    "trained_again", (long long)change.again, "seconds", change.end - change.begin);
     dict = gg_py_put(dict, "ranks", list_ranks(view->member, view->members));
     dict = gg_py_put(dict, "died", list_ranks(view->died, view->dead));

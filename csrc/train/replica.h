@@ -98,6 +98,8 @@ int gg_replica_workers(const gg_replica *replica); /* the first ranks, which tra
  * later may still compute the last steps on return: a later call then returns their failure, which names the step. The
  * epoch's last step and settling wait for the device. */
 gg_status gg_replica_run(gg_replica *replica, int64_t steps);
+/* True if a death has broken gg_replica_run's last step (gg_exchange_breaks), which then failed with GG_ERROR_PEER. */
+bool gg_replica_broken(const gg_replica *replica);
 /* Counts only steps, samples and losses that the device has finished. */
 void gg_replica_counts(const gg_replica *replica, gg_progress_counts *out);
 /* Continues counting from gg_replica_counts' numbers. */

@@ -33,6 +33,7 @@ struct gg_replica {
     gg_batches data;
     gg_outstanding outstanding; /* steps that `counts` does not yet include */
     int64_t batch;              /* samples of the current step */
+    bool broken;                /* a death has broken the step that comes next */
     double charged;             /* seconds of the current layer's backward pass, charged to the virtual clock */
     int64_t *batches;           /* samples of each rank in this step */
     gg_progress_counts counts;  /* for the report; gg_other_counts are added on request */

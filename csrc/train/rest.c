@@ -42,6 +42,8 @@ int64_t gg_replica_slots(const gg_replica *r) {
 
 int64_t gg_replica_sample_id(const gg_replica *r, int64_t slot) { return gg_batches_sample_id(&r->data, slot); }
 
+bool gg_replica_broken(const gg_replica *r) { return r->broken; }
+
 bool gg_replica_failed(const gg_replica *r) { return gg_exchange_failed(r->exchange); }
 
 gg_status gg_replica_at(const gg_replica *r, const char *what, gg_status status) {

@@ -228,7 +228,9 @@ gg_status gg_replica_run(gg_replica *r, int64_t steps) {
             GG_TRY_CLEANUP(read_batch(r, plan, t, &batch));
         }
         GG_TRY_CLEANUP(gg_replica_count_steps(r, GG_MAX_OUTSTANDING - 1));
-        GG_TRY_CLEANUP(step_on(r, plan, n, &batch, gg_outstanding_next(&r->outstanding)));
+        status = step_on(r, plan, n, &batch, gg_outstanding_next(&r->outstanding));
+        r->broken = status == GG_ERROR_PEER && gg_exchange_breaks(r->exchange);
+        if (status != GG_OK) goto cleanup;
         gg_outstanding_next(&r->outstanding)->counted = true;
         gg_outstanding_add(&r->outstanding);
         r->data.next++;

@@ -6,7 +6,7 @@
 #include "train/costs.h"
 #include "train/ledger.h"
 #include "train/replica_private.h"
-#include "train/trainer_private.h"
+#include "train/survive_private.h"
 
 /* ---- a replica ---- */
 
@@ -46,6 +46,7 @@ typedef struct change {
     int64_t *received;       /* deaths of each local rank */
     int64_t *read, *scratch; /* one a rank of the former view */
     int heir; /* local rank that counts for the dead from here on; -1 means that another process has it */
+    bool uncounted; /* a view of this change has passed whose first rank has not counted what it inherited */
     gg_exchange_costs costs;
     gg_view_change *out;
 } change;
@@ -65,9 +66,12 @@ static int first_living(const change *c) {
 static gg_status settle_living(void *context, int local) {
     const change *c = context;
     gg_replica *replica = c->trainer->replica[local];
-    GG_TRY(gg_replica_end_epoch(replica));
+    gg_exchange *x = gg_replica_exchange(replica);
+    const bool breaks = gg_exchange_breaks(x);
+    GG_TRY(breaks ? gg_replica_break(replica) : gg_replica_end_epoch(replica));
     for (int i = 0; i < c->deaths; ++i)
-        c->received[local * c->deaths + i] = gg_exchange_received(gg_replica_exchange(replica), c->dead[i]);
+        c->received[local * c->deaths + i] =
+            breaks ? gg_exchange_state(x)->step - 1 : gg_exchange_received(x, c->dead[i]);
     return GG_OK;
 }
 
@@ -127,15 +131,16 @@ static gg_progress_counts counts_of_dead(change *c, const gg_replica *replica, i
 static void inherit(change *c, const gg_replica *replica) {
     gg_team *team = c->trainer->team;
     const gg_view *view = gg_team_view(team);
-    gg_progress_counts sum = {0};
+    gg_progress_counts sum = c->uncounted ? c->trainer->inherited : (gg_progress_counts){0};
     for (int i = 0; i < c->deaths; ++i) {
         const gg_progress_counts more = counts_of_dead(c, replica, i);
         const gg_ledger_entry *last = gg_ledger_last(gg_team_ledger(team, view->died[i]));
         gg_progress_counts_add(&sum, &more);
-        if (c->dead[i] == 0 && last != NULL && last->view < view->number - 1)
+        if (c->dead[i] == 0 && !c->uncounted && last != NULL && last->view < view->number - 1)
             gg_progress_counts_add(&sum, &c->trainer->inherited);
     }
     c->trainer->inherited = sum;
+    c->uncounted = true;
     const int first = gg_team_identity(team, first_living(c));
     c->heir = first == view->member[0] ? 0 : -1;
 }
@@ -186,27 +191,45 @@ static gg_status tell_received(change *c, bool *changes, bool *again) {
     return gg_team_await_view(t->team, c->deaths, again);
 }
 
+/* All living ranks have settled and reported: the next view is known. *changes: as of gg_team_view_changes. */
+static gg_status agree_on_view(change *c, bool *changes) {
+    for (bool again = true; again;) {
+        GG_TRY(tell_received(c, changes, &again));
+        if (!*changes) return GG_OK;
+    }
+    return GG_OK;
+}
+
 gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
     gg_status status = GG_OK;
     change c = {.trainer = t, .out = out, .first = gg_team_rank(t->team)};
     double *forward = NULL;
     gg_link link;
+    gg_replica *first = NULL;
     *out = (gg_view_change){.changed = false};
     const size_t former = (size_t)gg_team_size(t->team);
+    const bool breaks = gg_trainer_breaks(t);
+    gg_team_view_breaks(t->team, breaks);
+    if (gg_trainer_broken(t)) GG_TRY_CLEANUP(gg_team_await_change(t->team, steps_made(t)));
     GG_TRY_CLEANUP(gg_calloc(former * former, sizeof *c.received, "received steps", &c.received));
     GG_TRY_CLEANUP(gg_calloc(former, sizeof *c.read, "samples read", &c.read));
     GG_TRY_CLEANUP(gg_calloc(former, sizeof *c.scratch, "samples read", &c.scratch));
-    for (bool again = true; again;) {
-        bool changes;
-        GG_TRY_CLEANUP(tell_received(&c, &changes, &again));
+    for (bool whole = false, changes; !whole;) {
+        GG_TRY_CLEANUP(agree_on_view(&c, &changes));
         if (!changes) goto cleanup;
+        out->end = latest_clock(t);
+        first = t->replica[first_living(&c)];
+        if (!breaks) count_samples(&c, first);
+        inherit(&c, first);
+        remove_dead(&c);
+        GG_TRY_CLEANUP(gg_team_change_view(t->team));
+        whole = !breaks;
+        if (breaks) GG_TRY_CLEANUP(gg_trainer_mend(t, &whole));
+        if (!whole) GG_TRY_CLEANUP(gg_team_await_change(t->team, steps_made(t)));
+        c.first = gg_team_rank(t->team);
     }
-    out->end = latest_clock(t);
-    gg_replica *first = t->replica[first_living(&c)];
-    count_samples(&c, first);
-    inherit(&c, first);
-    remove_dead(&c);
-    GG_TRY_CLEANUP(gg_team_change_view(t->team));
+    out->step = gg_exchange_state(gg_replica_exchange(first))->step;
+    if (breaks) gg_replica_read_before(first, out->step, c.read); /* a step counts for all ranks, or for none */
     GG_TRY_CLEANUP(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), &forward, &c.costs));
     GG_TRY_CLEANUP(gg_peers_link(t->peers, &gg_exchange_asked(gg_replica_exchange(first))->strategy,
                                  gg_graph_arena_count(t->options.graph), &link, &c.costs.link));

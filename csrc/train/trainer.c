@@ -179,7 +179,9 @@ static gg_status trainer_run(void *context, int local) {
         bool stops;
         GG_TRY(gg_team_view_stops(t->team, local, *step, &stops));
         if (stops) break;
-        GG_TRY(gg_replica_run(t->replica[local], 1));
+        const gg_status status = gg_replica_run(t->replica[local], 1);
+        if (status == GG_ERROR_PEER && gg_replica_broken(t->replica[local])) break; /* gg_trainer_change_view mends */
+        GG_TRY(status);
     }
     return GG_OK;
 }
@@ -198,6 +200,7 @@ gg_status gg_trainer_run(gg_trainer *t, int64_t steps, bool (*watch)(void *conte
     run_call c = {.trainer = t, .steps = done + (steps < left ? steps : left), .watch = watch, .context = context};
     if (gg_replica_epoch_steps(t->replica[0]) == 0)
         return gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet");
+    gg_team_view_breaks(t->team, gg_exchange_breaks(gg_peers_exchange(t->peers, 0)));
     gg_team_view_begin(t->team, gg_exchange_state(gg_peers_exchange(t->peers, 0))->step);
     return gg_team_run_watched(t->team, trainer_run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS});
 }

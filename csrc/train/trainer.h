@@ -35,6 +35,7 @@ typedef struct gg_view_change {
     bool changed;
     const gg_view *view; /* the team's; valid until the next change */
     int64_t next;        /* the epoch's next step, at which all members stand */
+    int64_t step;        /* training steps made there */
     int64_t again;       /* samples of the dead that are read again */
     double begin, end;   /* of the change on the slowest rank's clock */
 } gg_view_change;

@@ -24,24 +24,25 @@ static void views_destroy(gg_views *views) {
 
 static void views_begin(gg_views *views, int64_t step) { views_of(views)->base = step; }
 
-/* All living ranks tell their limits. */
-static gg_status tell_limits(virtual_views *v) {
+/* All living ranks tell their limits. `made`: the most steps of a rank, if a death breaks steps. */
+static gg_status tell_limits(virtual_views *v, int64_t made) {
     for (int r = 0; r < v->ranks; ++r) {
-        const int64_t begun = gg_virtual_begun(v->cluster, r);
-        GG_TRY(gg_membership_limit(v->membership, r, begun > v->base ? begun : v->base));
+        const int64_t limit = v->head.breaks ? made : gg_virtual_begun(v->cluster, r);
+        GG_TRY(gg_membership_limit(v->membership, r, limit > v->base ? limit : v->base));
     }
     return GG_OK;
 }
 
 static gg_status views_look(gg_views *views, int identity, int64_t step, gg_phase *phase, int64_t *goal) {
     virtual_views *v = views_of(views);
-    (void)step; /* the cluster knows it */
     for (int r = 0; r < v->ranks; ++r) {
         const bool known = identity < 0 ? gg_virtual_dead(v->cluster, r, NULL)
                                         : gg_transport_dead(gg_virtual_transport(v->cluster, identity), r) >= 0;
         if (known) GG_TRY(gg_membership_died(v->membership, r));
     }
-    if (gg_membership_phase(v->membership) == GG_PHASE_STOPPING) GG_TRY(tell_limits(v));
+    /* Of broken steps none is complete before all ranks have left their run. */
+    const bool tells = !v->head.breaks || identity < 0;
+    if (tells && gg_membership_phase(v->membership) == GG_PHASE_STOPPING) GG_TRY(tell_limits(v, step));
     *phase = gg_membership_phase(v->membership);
     *goal = gg_membership_goal(v->membership);
     return GG_OK;

@@ -36,6 +36,8 @@ static gg_status dense_finish(gg_reduction *reduction) { return gg_allreduce_fin
 
 static void dense_complete(gg_reduction *reduction) { (void)reduction; }
 
+static void dense_cancel(gg_reduction *reduction) { gg_allreduce_cancel(sum_of(reduction)); }
+
 static void dense_destroy(gg_reduction *reduction) {
     dense_reduction *dense = (dense_reduction *)reduction;
     gg_allreduce_destroy(dense->sum);
@@ -43,8 +45,8 @@ static void dense_destroy(gg_reduction *reduction) {
     gg_free(reduction);
 }
 
-static const gg_reduction_table table = {dense_start,    dense_poll,    dense_wait, dense_deliver, dense_finish,
-                                         dense_complete, dense_destroy, NULL,       NULL};
+static const gg_reduction_table table = {dense_start,    dense_poll,   dense_wait,    dense_deliver, dense_finish,
+                                         dense_complete, dense_cancel, dense_destroy, NULL,          NULL};
 
 gg_status gg_dense_reduction_create(gg_strategy *owner, const gg_strategy_options *options, const gg_reduction_run *run,
                                     gg_reduction **out) {

@@ -292,6 +292,12 @@ static gg_status packed_error(gg_reduction *reduction, int layer, const gg_vecto
     return gg_factored_error(((packed_reduction *)reduction)->source.factored, layer, error);
 }
 
+static void packed_cancel(gg_reduction *reduction) {
+    packed_reduction *s = (packed_reduction *)reduction;
+    if (s->dense != NULL) gg_reduction_cancel(s->dense);
+    (void)packed_failed(s, GG_ERROR_STATE);
+}
+
 static void packed_destroy(gg_reduction *reduction) {
     packed_reduction *s = (packed_reduction *)reduction;
     (void)packed_failed(s, GG_ERROR_STATE); /* requests must not outlive their memory */
@@ -308,8 +314,8 @@ static void packed_destroy(gg_reduction *reduction) {
     gg_free(s);
 }
 
-static const gg_reduction_table table = {packed_start,    packed_poll,    packed_wait,  packed_deliver, packed_finish,
-                                         packed_complete, packed_destroy, packed_input, packed_error};
+static const gg_reduction_table table = {packed_start,    packed_poll,   packed_wait,    packed_deliver, packed_finish,
+                                         packed_complete, packed_cancel, packed_destroy, packed_input,   packed_error};
 
 static gg_status find_segments(packed_reduction *s) {
     int first = 0, end;

@@ -27,6 +27,7 @@ typedef struct gg_reduction_table {
     gg_status (*deliver)(gg_reduction *reduction, gg_reduction_piece *piece, void *context);
     gg_status (*finish)(gg_reduction *reduction);
     void (*complete)(gg_reduction *reduction);
+    void (*cancel)(gg_reduction *reduction);
     void (*destroy)(gg_reduction *reduction);
     /* NULL if `takes` is always false. */
     gg_status (*input)(gg_reduction *reduction, int layer, const gg_vectors *input, bool *taken);
@@ -96,6 +97,9 @@ static inline gg_status gg_reduction_finish(gg_reduction *reduction) { return re
 
 /* Subtracts sent values that were only marked from the residue. Nothing is in flight. */
 static inline void gg_reduction_complete(gg_reduction *reduction) { reduction->table->complete(reduction); }
+
+/* Everything in flight is lost: the next sum may be started. */
+static inline void gg_reduction_cancel(gg_reduction *reduction) { reduction->table->cancel(reduction); }
 
 /* Offers a linear layer's inputs and the errors of its outputs, before the start. If the inputs are `taken`, `data`
  * need not hold the gradient of the layer's weight, and the errors must follow. The vectors are read before the calls

@@ -29,6 +29,10 @@ void gg_reductions_complete(const gg_reductions *reductions) {
     for (int i = 0; i < reductions->buckets->chunk_count; ++i) gg_reduction_complete(reductions->of_chunk[i]);
 }
 
+void gg_reductions_cancel(const gg_reductions *reductions) {
+    for (int i = 0; i < reductions->buckets->chunk_count; ++i) gg_reduction_cancel(reductions->of_chunk[i]);
+}
+
 gg_status gg_reductions_at(const gg_reductions *reductions, int chunk, gg_status status) {
     const gg_bucket *bucket = &reductions->buckets->bucket[gg_buckets_of_chunk(reductions->buckets, chunk)];
     return gg_strategy_at(reductions->owner, bucket->first_layer, bucket->last_layer, status);
@@ -62,7 +66,8 @@ gg_status gg_reductions_start(gg_reductions *reductions, int chunk, const float 
 }
 
 gg_status gg_reductions_finish(const gg_reductions *reductions, int chunk) {
-    return gg_reductions_at(reductions, chunk, gg_reduction_finish(reductions->of_chunk[chunk]));
+    const gg_status status = gg_reduction_finish(reductions->of_chunk[chunk]);
+    return gg_reductions_at(reductions, chunk, status == GG_ERROR_PEER ? GG_OK : status);
 }
 
 gg_status gg_reductions_update(gg_reductions *reductions, int chunk) {

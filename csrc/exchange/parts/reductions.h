@@ -26,14 +26,16 @@ gg_status gg_reductions_at(const gg_reductions *reductions, int chunk, gg_status
 /* gg_reduction_start of a chunk, with this step's gradients. */
 gg_status gg_reductions_start(gg_reductions *reductions, int chunk, const float *share);
 
-/* gg_reduction_finish of a chunk. A failure names the layers. */
+/* gg_reduction_finish of a chunk whose sum is complete. A failure names the layers. A death is none: nothing is missing
+ * here, and a peer that has not read yet may miss it. */
 gg_status gg_reductions_finish(const gg_reductions *reductions, int chunk);
 
 /* Updates the weights with a chunk's complete sum of this step. */
 gg_status gg_reductions_update(gg_reductions *reductions, int chunk);
 
-/* gg_reduction_complete of all reductions. */
+/* gg_reduction_complete of all reductions; gg_reduction_cancel of all. */
 void gg_reductions_complete(const gg_reductions *reductions);
+void gg_reductions_cancel(const gg_reductions *reductions);
 
 /* gg_reduction_input and gg_reduction_error of the reduction whose bucket has this layer. A failure names the layer. */
 gg_status gg_reductions_input(const gg_reductions *reductions, int layer, const gg_vectors *input, bool *taken);

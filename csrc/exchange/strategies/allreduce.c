@@ -3,7 +3,7 @@
  *
  * A large number of compressed gradients travels in several messages. One message is chosen and packed while those
  * before it travel. Weights are updated from arrived messages while the others travel, unless the update needs norms,
- * which are those of all gradients. */
+ * which are those of all gradients, or ranks may die: a death then finds all weights updated, or none. */
 #include "base/memory.h"
 #include "exchange/parts/flight.h"
 #include "exchange/parts/reductions.h"
@@ -34,10 +34,12 @@ static gg_status update(allreduce *s, int i) {
     return gg_reductions_at(&s->reductions, i, gg_reductions_update(&s->reductions, i));
 }
 
-/* With norms no weight is updated before the last sum is complete. */
+/* With norms, or where ranks may die, no weight is updated before the last sum is complete. */
+static bool updates_wait(const gg_strategy_env *env) { return gg_updater_measures(env->updater) || env->mortal; }
+
 static gg_status reduce_and_update(allreduce *s) {
     gg_strategy *strategy = &s->head;
-    const bool measures = gg_updater_measures(strategy->env.updater);
+    const bool wait = updates_wait(&strategy->env);
     const int count = s->buckets.chunk_count;
     gg_flight flight = {0};
     gg_flight_begin(&flight, strategy, -1);
@@ -45,10 +47,10 @@ static gg_status reduce_and_update(allreduce *s) {
     for (int i = 0; i < count; ++i) {
         GG_TRY(gg_reductions_at(&s->reductions, i, gg_reduction_wait(s->reductions.of_chunk[i])));
         if (i + 1 == count) gg_flight_complete(&flight, strategy);
-        if (!measures) GG_TRY(update(s, i));
+        if (!wait) GG_TRY(update(s, i));
     }
     gg_strategy_measure(strategy, gg_state_gradients(strategy->env.state));
-    for (int i = 0; measures && i < count; ++i) GG_TRY(update(s, i));
+    for (int i = 0; wait && i < count; ++i) GG_TRY(update(s, i));
     for (int i = 0; i < count; ++i) GG_TRY(gg_reductions_finish(&s->reductions, i)); /* the peers have read */
     gg_flight_end_all(&flight, strategy, "gradients");
     return GG_OK;
@@ -77,6 +79,8 @@ static void complete_residue(gg_strategy *strategy) {
     gg_reductions_complete(&((const allreduce *)strategy)->reductions);
 }
 
+static void cancel(gg_strategy *strategy) { gg_reductions_cancel(&((const allreduce *)strategy)->reductions); }
+
 static gg_status allreduce_settle(gg_strategy *strategy) {
     complete_residue(strategy);
     return GG_OK;
@@ -102,6 +106,7 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
     made->head.env = *env;
     made->head.averages_gradients = true;
     made->head.complete_residue = complete_residue;
+    made->head.cancel = cancel;
     bool accumulates;
     GG_TRY_CLEANUP(gg_strategy_accumulate(options, env, &accumulates));
     GG_TRY_CLEANUP(gg_state_create(env, GG_SHARED_GRADIENT | gg_residue_wanted(options, env)));
@@ -113,7 +118,7 @@ static gg_status allreduce_create(const gg_strategy_options *options, const gg_s
     const gg_reduction_run run = {.group = env->transport,
                                   .tag = GG_TAG_USER,
                                   .residue = residue,
-                                  .in_pieces = !gg_updater_measures(env->updater),
+                                  .in_pieces = !updates_wait(env),
                                   .marks = true,
                                   .accumulates = accumulates,
                                   .counts = &made->counts};
@@ -130,5 +135,6 @@ static const gg_option options[] = {GG_OPTION_WIRE, GG_OPTION_COLLECTIVES, {.nam
 const gg_strategy_type gg_strategy_allreduce = {.name = "allreduce",
                                                 .options = options,
                                                 .create = allreduce_create,
+                                                .needs_all = gg_strategy_needs_own_sums,
                                                 .local_momentum = true,
                                                 .keeps_equal = GG_EQUAL_REPLICAS};

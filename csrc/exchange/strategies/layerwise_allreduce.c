@@ -5,6 +5,8 @@
  * 2. When it is complete, the bucket is updated: its weights are not used any more in this step.
  * 3. The end of the step waits for the rest.
  *
+ * Where ranks may die, all updates wait for the last sum: a death then finds all weights updated, or none.
+ *
  * Sums and updates are those of AllReduce, element by element, so the bits are equal. Updates that need norms of all
  * gradients wait for the end.
  *
@@ -117,8 +119,9 @@ cleanup:
     return at_layers(s, bucket, status);
 }
 
-/* True if the norms of all reduced gradients are needed before the first update. */
+/* True if the norms of all reduced gradients are needed before the first update, or all sums. */
 static bool updates_wait(const layerwise_allreduce *s) {
+    if (s->gossip == NULL && s->head.env.mortal) return true;
     return gg_updater_measures(s->head.env.updater) && (s->gossip == NULL || !s->gossip->averages_gradients);
 }
 
@@ -189,6 +192,10 @@ static gg_status layerwise_end(gg_strategy *strategy) {
     return GG_OK;
 }
 
+static void cancel(gg_strategy *strategy) {
+    gg_reductions_cancel(&((const layerwise_allreduce *)strategy)->reductions);
+}
+
 static void complete_residues(gg_strategy *strategy) {
     gg_reductions_complete(&((const layerwise_allreduce *)strategy)->reductions);
 }
@@ -250,6 +257,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     s->head.averages_gradients = true;
     s->head.current_at_end = !hierarchical;
     s->head.complete_residue = complete_residues;
+    if (!hierarchical) s->head.cancel = cancel;
     s->head.buckets = &s->buckets;
     s->group = env->transport;
     bool accumulates = false;
@@ -268,7 +276,7 @@ static gg_status layerwise_create(const gg_strategy_options *options, const gg_s
     const gg_reduction_run run = {.group = s->group,
                                   .tag = GG_TAG_USER,
                                   .residue = residue,
-                                  .in_pieces = !hierarchical && !gg_updater_measures(env->updater),
+                                  .in_pieces = !hierarchical && !updates_wait(s),
                                   .marks = true,
                                   .accumulates = accumulates,
                                   .counts = &s->counts};
@@ -306,5 +314,6 @@ const gg_strategy_type gg_strategy_layerwise_allreduce = {.name = "layerwise-all
                                                           .check = gg_strategy_check_sizes,
                                                           .create = layerwise_create_plain,
                                                           .cost = layerwise_cost,
+                                                          .needs_all = gg_strategy_needs_own_sums,
                                                           .local_momentum = true,
                                                           .keeps_equal = GG_EQUAL_REPLICAS};
