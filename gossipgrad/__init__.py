@@ -38,11 +38,13 @@ from gossipgrad.callbacks import (  # noqa: E402
 from gossipgrad.cluster import Death, Network, Straggler, VirtualCluster  # noqa: E402
 from gossipgrad.compression import AdaComp  # noqa: E402
 from gossipgrad.data import Dataset  # noqa: E402
+from gossipgrad.data.division import Division  # noqa: E402
 from gossipgrad.errors import (  # noqa: E402
     Cancelled,
     CheckpointError,
     CommunicationError,
     DataError,
+    PeerError,
     SavedOnSignal,
     did_you_mean,
 )
@@ -119,6 +121,7 @@ __all__ += (  # after the strategies
     "DataError",
     "Dataset",
     "Death",
+    "Division",
     "Dropout",
     "EarlyStopping",
     "Embedding",
@@ -143,6 +146,7 @@ __all__ += (  # after the strategies
     "Network",
     "Optimizer",
     "Pad",
+    "PeerError",
     "Permute",
     "PositionEmbedding",
     "ProgressBar",

@@ -503,6 +503,15 @@ class Exchange:
         time, and another only while it waits. Elsewhere it is called here. Raises the function's exceptions.
         """
 
+    # where ranks may die
+    def check_survival(self) -> None:
+        """ValueError for a strategy that needs all ranks."""
+    def change_view(self) -> dict[str, Any] | None:
+        """Between two steps of all ranks: goes on without those that have died. None: the view does not change here.
+
+        "view", "step", "ranks", "died", "last_steps"; "made": steps of each dead rank; "local": the former local
+        numbers of the ranks here that live. The weights and gradients of these stay in their memory.
+        """
     # state. Collective, but for weights and gradients
     def weights(self, rank: int = 0, /) -> dict[str, NDArray[np.float32]]:
         """Arrays that share the rank's memory and keep the object alive; current from need to ready, after wait and

@@ -245,7 +245,8 @@ def make_team(
     if isinstance(comm, VirtualCluster):
         if comm.deaths and not survives:
             raise ValueError(
-                f"deaths={comm.deaths!r}: allowed for a gossipgrad.Trainer, whose fit goes on without them"
+                f"deaths={comm.deaths!r}: allowed for a gossipgrad.Trainer, whose fit goes on without them, and for "
+                "the step() of a gossipgrad.Exchange"
             )
         alone = not _core.info()["mpi"]["initialised"]  # otherwise it has trained with the others, too
         processes = failure.launched_size()

@@ -17,9 +17,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad._core import Cancelled, CommunicationError
+from gossipgrad._core import Cancelled, CommunicationError, PeerError
 
-__all__ = ["Cancelled", "CheckpointError", "CommunicationError", "DataError", "SavedOnSignal"]
+__all__ = ["Cancelled", "CheckpointError", "CommunicationError", "DataError", "PeerError", "SavedOnSignal"]
 
 
 MAX_SHOWN = 2000  # characters of a message that quotes a file

@@ -437,6 +437,9 @@ gg_status gg_view_pages_open(void *memory, int most, int identity, gg_views **ou
     v->view.died = v->list + DIED * most;
     v->view.last = v->last;
     refresh(v);
+    /* Others may look for the votes of an earlier object of this process. */
+    const int64_t vote = atomic_load_explicit(&v->pages.rank[identity].vote, memory_order_relaxed);
+    if (vote >> 32 == v->view.number) v->votes = (vote & UINT32_MAX) >> 1;
     *out = &v->head;
     v = NULL;
 cleanup:

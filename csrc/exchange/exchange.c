@@ -9,6 +9,7 @@
 #include "comm/device_order.h"
 #include "comm/subgroup.h"
 #include "exchange/parts/buckets.h"
+#include "exchange/parts/common.h"
 #include "exchange/parts/factored.h"
 #include "exchange/parts/kept.h"
 #include "exchange/parts/receipts.h"
@@ -137,7 +138,6 @@ cleanup:
 }
 
 void gg_exchange_dismantle(gg_exchange *x) {
-    const int64_t step = x->state.step;
     gg_factored_destroy(x->factored);
     if (x->strategy != NULL) gg_kept_destroy(&x->strategy->env, &x->kept);
     gg_strategy_destroy(x->strategy);
@@ -158,7 +158,14 @@ void gg_exchange_dismantle(gg_exchange *x) {
     x->batches = NULL;
     x->begun = false;
     x->tuning = (gg_tuning){0};
-    x->state = (gg_state){.step = step};
+    gg_state rest = {.step = x->state.step, .keeps = x->state.keeps};
+    memcpy(rest.kept, x->state.kept, sizeof rest.kept);
+    x->state = rest;
+}
+
+void gg_exchange_keep_arenas(gg_exchange *x, bool on) {
+    x->state.keeps = on;
+    if (!on) gg_state_free_kept(&(gg_strategy_env){.transport = x->transport, .device = x->device, .state = &x->state});
 }
 
 gg_status gg_exchange_renew(gg_exchange *x, const gg_strategy_options *strategy, const gg_arena_layout *layout,
@@ -182,6 +189,7 @@ cleanup:
 void gg_exchange_destroy(gg_exchange *x) {
     if (x == NULL) return;
     gg_exchange_dismantle(x);
+    gg_exchange_keep_arenas(x, false);
     gg_trace_destroy(x->trace);
     gg_transport_destroy(x->order);
     gg_devices_close(&x->devices);

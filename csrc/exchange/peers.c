@@ -1,20 +1,11 @@
-#include "exchange/peers.h"
-
 #include <math.h>
+#include <string.h>
 
 #include "base/memory.h"
+#include "exchange/peers_private.h"
 
 /* Modelled seconds of a layer's forward pass per element, for tuning sizes: a multiply-add for each sample. */
 #define MODEL_SECONDS (2 * GG_USUAL_BATCH / GG_MODEL_FLOPS_PER_SECOND)
-
-struct gg_peers {
-    gg_team *team;
-    gg_exchange_options options; /* during creation */
-    int local;
-    gg_exchange **exchange;
-    gg_status (*settle)(void *context, int local);
-    void *context;
-};
 
 static gg_status peers_create(void *context, int local) {
     gg_peers *p = context;
@@ -32,10 +23,8 @@ gg_status gg_peers_link(gg_peers *p, const gg_strategy_options *strategy, size_t
     return GG_OK;
 }
 
-/* Forward times by the elements of each layer, as the slowest rank has them; and from which part of them on sizes
- * count. */
-static gg_status model_forward(const gg_arena_layout *layout, const double *step_seconds, int ranks, double **forward,
-                               double *least) {
+gg_status gg_peers_model_forward(const gg_arena_layout *layout, const double *step_seconds, int ranks, double **forward,
+                                 double *least) {
     double slowest = 0;
     GG_TRY(gg_calloc((size_t)layout->layers + 1, sizeof **forward, "modelled times", forward));
     for (int i = 0; step_seconds != NULL && i < ranks; ++i) slowest = fmax(slowest, step_seconds[i]);
@@ -67,8 +56,14 @@ gg_status gg_peers_create(const gg_exchange_options *options, const double *step
     for (int i = 0; step_seconds != NULL && i < gg_team_size(team); ++i)
         if (!(step_seconds[i] >= 0 && step_seconds[i] < INFINITY))
             GG_FAIL_CLEANUP(GG_ERROR_ARGUMENT, "compute_time: %g; must be at least 0", step_seconds[i]);
+    if (step_seconds != NULL) {
+        const size_t bytes = (size_t)gg_team_size(team) * sizeof *step_seconds;
+        GG_TRY_CLEANUP(gg_alloc(bytes, "seconds of a step", &p->step_seconds));
+        memcpy(p->step_seconds, step_seconds, bytes);
+    }
     if (options->costs.forward == NULL) {
-        GG_TRY_CLEANUP(model_forward(layout, step_seconds, gg_team_size(team), &forward, &p->options.costs.least));
+        GG_TRY_CLEANUP(
+            gg_peers_model_forward(layout, step_seconds, gg_team_size(team), &forward, &p->options.costs.least));
         p->options.costs.forward = forward;
     }
     GG_TRY_CLEANUP(gg_team_run(team, peers_create, p));
@@ -98,9 +93,10 @@ void gg_peers_destroy(gg_peers *p) {
     if (p == NULL) return;
     if (p->exchange != NULL) {
         settle_before_end(p);
-        for (int i = 0; i < p->local; ++i) gg_exchange_destroy(p->exchange[i]);
+        for (int i = 0; i < p->local + p->buried; ++i) gg_exchange_destroy(p->exchange[i]);
     }
     gg_free(p->exchange);
+    gg_free(p->step_seconds);
     gg_team_release(p->team);
     gg_free(p);
 }

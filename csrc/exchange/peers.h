@@ -25,6 +25,17 @@ void gg_peers_destroy(gg_peers *peers);
 void gg_peers_remove(gg_peers *peers, int local);
 gg_exchange *gg_peers_exchange(const gg_peers *peers, int local);
 
+/* ---- ranks that may die (gg_team_view), and callers that make the steps themselves ---- */
+
+/* All local ranks stand between two steps. If some rank has died and the view changes at this step, the others go on
+ * without it: settles, takes the next view and makes every exchange anew (gg_rebuild.regrouped). *changed: it has.
+ * living: room for every local rank; receives the former local numbers of those that live, in their new order. The
+ * exchanges of the dead stay until the end, since callers may still look at their arenas. Waits only while a view
+ * changes. GG_ERROR_PEER if too few ranks live. Collective over the living. */
+gg_status gg_peers_change_view(gg_peers *peers, bool *changed, int *living);
+
+/* ---- */
+
 /* Sets the function that settles a rank, for an owner with more in flight; NULL means gg_exchange_settle. */
 void gg_peers_set_settle(gg_peers *peers, gg_status (*settle)(void *context, int local), void *context);
 /* Completes all that is in flight on a local rank. Called on that rank's thread. Collective. */

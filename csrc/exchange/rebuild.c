@@ -152,6 +152,7 @@ gg_status gg_exchange_rebuild(gg_exchange *x, const gg_rebuild *how) {
     const bool has_mean = gg_exchange_has_mean(x);
     if (how->regrouped) gg_exchange_regrouped(x);
     gg_message_recycle(transport, true);
+    gg_exchange_keep_arenas(x, how->regrouped);
     gg_exchange_dismantle(x);
     /* No message of the new strategy meets a receive of the old one. A settled strategy of ranks that changed has
      * posted none: such a change sends nothing, so a death cannot break it. */
@@ -166,6 +167,7 @@ gg_status gg_exchange_rebuild(gg_exchange *x, const gg_rebuild *how) {
 cleanup:
     gg_message_recycle(transport, false);
     whole_free(&whole);
+    if (status == GG_OK) gg_exchange_keep_arenas(x, false);
     if (status != GG_OK) gg_exchange_dismantle(x);
     return gg_exchange_fail(x, status);
 }

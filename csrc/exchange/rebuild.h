@@ -13,8 +13,9 @@ typedef struct gg_rebuild {
     gg_status (*map)(const void *context, gg_arena_kind kind, float *before, float *after);
     const void *context;
     gg_exchange_costs costs;
-    /* The transport has other ranks than before (comm/team.h). Each rank keeps its own weights, moments and residues.
-     * No message says what the others have: copies that partners share begin anew, push-sum's scalars at 1. */
+    /* The transport has other ranks than before (comm/team.h). Each rank keeps its own weights, moments and residues,
+     * and the memory of weights and gradients (gg_exchange_keep_arenas). No message says what the others have: copies
+     * that partners share begin anew, push-sum's scalars at 1. */
     bool regrouped;
 } gg_rebuild;
 

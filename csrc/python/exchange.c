@@ -10,11 +10,10 @@ PyTypeObject *gg_py_exchange_type;
 static void py_exchange_clear(gg_py_exchange *x) {
     gg_peers *peers = x->peers;
     const bool here = x->team == NULL || gg_py_team_is_here(x->team);
-    const int local = x->team != NULL ? gg_team_local(x->team->team) : 0;
     x->peers = NULL;
     if (!here) peers = NULL; /* a forked process can neither use nor free them */
     Py_BEGIN_ALLOW_THREADS;
-    for (int i = 0; x->steps != NULL && here && i < local; ++i) gg_steps_destroy(x->steps[i]);
+    for (int i = 0; x->steps != NULL && here && i < x->ranks; ++i) gg_steps_destroy(x->steps[i]);
     gg_peers_destroy(peers);
     Py_END_ALLOW_THREADS;
     Py_CLEAR(x->team);
@@ -132,6 +131,7 @@ cleanup:
 static int make_peers(gg_py_exchange *x, const gg_exchange_options *options, const double *step_seconds) {
     const int local = gg_team_local(x->team->team), rank = gg_team_rank(x->team->team);
     x->steps = PyMem_Calloc((size_t)local, sizeof *x->steps);
+    x->ranks = local;
     if (x->steps == NULL) PyErr_NoMemory();
     if (x->steps == NULL) return -1;
     gg_status status;
@@ -209,6 +209,7 @@ static int exchange_set_step(PyObject *self, PyObject *value, void *place) {
     if (gg_py_step(value, place == STEP ? "step" : "push_sum_since", &step) < 0) return -1;
     for (int i = 0; i < gg_team_local(x->team->team); ++i)
         *(int64_t *)((char *)gg_exchange_state(gg_peers_exchange(x->peers, i)) + (uintptr_t)place) = step;
+    if (place == STEP) gg_team_view_begin(x->team->team, step);
     return 0;
 }
 
@@ -252,7 +253,7 @@ static PyType_Slot slots[] = {
 static PyType_Spec spec = {"gossipgrad._core.Exchange", sizeof(gg_py_exchange), 0, Py_TPFLAGS_DEFAULT, slots};
 
 int gg_py_add_exchange(PyObject *module) {
-    static PyMethodDef *const groups[] = {gg_py_exchange_steps, gg_py_exchange_state};
+    static PyMethodDef *const groups[] = {gg_py_exchange_steps, gg_py_exchange_state, gg_py_exchange_view};
     PyMethodDef *next = methods, *last = methods + MAX_METHODS; /* the last one ends the table */
     for (size_t i = 0; i < sizeof groups / sizeof *groups; ++i)
         for (const PyMethodDef *m = groups[i]; m->ml_name != NULL && next < last; ++m) *next++ = *m;

@@ -8,7 +8,8 @@
 
 typedef struct gg_py_exchange {
     PyObject_HEAD gg_peers *peers;
-    gg_steps **steps; /* one a local rank; NULL means that a trainer makes the steps */
+    gg_steps **steps; /* one a local rank, then those of the dead; NULL means that a trainer makes the steps */
+    int ranks;        /* length of `steps` */
     gg_py_team *team;
     gg_py_option_memory strategy; /* memory that the strategies read */
     PyObject *schedule;           /* the rates' dict with its array; NULL means none */
@@ -49,6 +50,6 @@ int gg_py_exchange_rank(const gg_py_exchange *x, PyObject *object);
 int gg_py_exchange_one_rank(const gg_py_exchange *x, PyObject *object);
 
 /* Tables of methods, each ended by a NULL name. */
-extern PyMethodDef gg_py_exchange_steps[], gg_py_exchange_state[];
+extern PyMethodDef gg_py_exchange_steps[], gg_py_exchange_state[], gg_py_exchange_view[];
 
 #endif

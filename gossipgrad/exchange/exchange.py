@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
@@ -14,8 +15,10 @@ from gossipgrad.compression import AdaComp
 from gossipgrad.errors import LARGEST, did_you_mean, integer, named_keywords, number
 from gossipgrad.exchange import arrays as given_arrays
 from gossipgrad.exchange import state as saved_state
+from gossipgrad._core import PeerError
 from gossipgrad.exchange.arrays import Array, Arrays, Shapes
-from gossipgrad.launch import agreement, environment
+from gossipgrad.exchange.survivor import Survivor, View, check_strategy, collective
+from gossipgrad.launch import agreement, environment, surviving
 from gossipgrad.state import files, outputs, trace
 from gossipgrad.training import fingerprint, mixing, notices
 from gossipgrad.training.chosen import (
@@ -84,8 +87,24 @@ class Replica:
 
     @property
     def rank(self) -> int:
-        """This rank's number in the group."""
+        """This rank's number in the group. PeerError if it has died."""
+        if not self.lives:
+            raise PeerError("this rank of the virtual cluster has died; allowed: exchange.replicas, those that live")
         return self._exchange.rank + self._local
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return self._exchange.size
+
+    @property
+    def lives(self) -> bool:
+        """False for a rank of a virtual cluster that has died."""
+        return self._local >= 0
+
+    @property
+    def _survivor(self) -> Survivor | None:
+        return self._exchange._survivor
 
     @property
     def trains(self) -> bool:
@@ -127,6 +146,7 @@ class Replica:
     def end(self) -> None:
         """End the step; RuntimeError if a layer was not ready."""
         self._exchange.core.end(self._local)
+        self._exchange._look()
 
     def wait(self) -> None:
         """Between two steps: wait until all weights are current."""
@@ -134,7 +154,10 @@ class Replica:
 
     def settle(self) -> None:
         """Complete all exchanges in flight. Collective: every rank of the group calls it at the same step."""
-        self._exchange.core.settle(self._local)
+        if self._exchange._survivor is not None and not self._exchange.virtual:
+            self._exchange.settle()
+        else:
+            self._exchange.core.settle(self._local)
 
     def step(
         self, gradients: Mapping[str, Any] | None = None, *, samples: Sequence[int] | None = None, check: bool = True
@@ -143,6 +166,7 @@ class Replica:
         self._write(gradients)
         self._exchange._rates_known(self._local)
         self._exchange.core.whole_step(self._local, samples, check)
+        self._exchange._look()
 
     def _write(self, gradients: Mapping[str, Any] | None) -> None:
         if gradients is not None:
@@ -156,7 +180,7 @@ class Replica:
         )
 
     def __repr__(self) -> str:
-        return f"Replica(rank {self.rank} of {self._exchange.size})"
+        return f"Replica(rank {self.rank} of {self._exchange.size})" if self.lives else "Replica(has died)"
 
 
 @named_keywords
@@ -191,6 +215,8 @@ class Exchange:
     timeout      seconds that a wait for another rank may take before it fails; 0: for ever.
     network      a Network that slows the links down under MPI; a VirtualCluster has its own.
     trace        max spans that each rank records; 0: none.
+    on_view      called with the Exchange and the change after ranks have died (run --survive; deaths= of a
+                 VirtualCluster).
 
     ValueError, TypeError on all ranks: arguments that are not allowed, or differ between ranks.
 
@@ -228,6 +254,7 @@ class Exchange:
         timeout: float = 0.0,
         network: cluster.Network | None = None,
         trace: int = 0,
+        on_view: Callable[[Exchange, dict[str, Any]], object] | None = None,
     ) -> None:
         try:
             start = given_arrays.copies(arrays)
@@ -255,10 +282,13 @@ class Exchange:
             if virtual is not None and virtual.straggler is not None:
                 raise ValueError(f"straggler={virtual.straggler!r}: allowed only for a Trainer")
             seconds = number("timeout", timeout, 0.0)
+            if on_view is not None and not callable(on_view):
+                raise TypeError(f"on_view={on_view!r}: allowed: None, or what can be called with the Exchange, change")
         except (TypeError, ValueError) as error:
             cluster.refuse(comm, "Exchange", error)
-        self._team = cluster.make_team(given, seconds, network)
+        self._team = cluster.make_team(given, seconds, network, survives=True)
         with agreement.agreed(self._team, "Exchange") as one:
+            check_strategy(self.strategy, self._team)
             one.facts = {
                 "gossipgrad": environment.VERSION,
                 "arrays": {name: str(shape) for name, shape in self._shapes.items()},
@@ -291,6 +321,12 @@ class Exchange:
         )
         self._replicas = tuple(Replica(self, local) for local in range(self._team.local))
         self._load("weight", given_arrays.of_root(self._team, start))
+        self._survivor: Survivor | None = None
+        if self._team.survives:
+            self._core.check_survival()
+            told = functools.partial(on_view, self) if on_view is not None else lambda change: None
+            self._survivor = Survivor(self._team, lambda: self.core, self._adapt, told)
+            self._survivor.begin("Exchange")
 
     # ---- who and where
 
@@ -315,6 +351,14 @@ class Exchange:
     def virtual(self) -> bool:
         """True if all ranks live in this process, as threads."""
         return self._team.kind == "virtual"
+
+    @property
+    def view(self) -> View:
+        """The ranks of the group that live: epoch, members, rank, size and changes. Those of a group whose ranks cannot
+        die never change."""
+        if self._survivor is not None:
+            return self._survivor.view()
+        return View(0, tuple(range(self.size)), self.rank, self.size, ())
 
     @property
     def workers(self) -> int:
@@ -395,6 +439,7 @@ class Exchange:
                 replica._write(one)
         self._prepare_rates(1)
         self.core.whole_step(None, self._batches(samples), check)
+        self._look()
 
     def run(self, function: Callable[[Replica], Any]) -> list[Any]:
         """function(replica) for each rank of this process; returns the results by rank.
@@ -407,6 +452,8 @@ class Exchange:
         if not callable(function):
             raise TypeError(f"function is a {type(function).__name__}; allowed: what can be called with a replica")
         made: dict[int, Any] = {}
+        if self.virtual and self._survivor is not None:
+            raise RuntimeError("run: not where virtual ranks die (deaths=); allowed: step(), of all ranks at once")
         self._prepare_rates(_RATES)
 
         def call(local: int) -> None:
@@ -417,18 +464,22 @@ class Exchange:
 
     # ---- state, at rest
 
+    @collective
     def settle(self) -> None:
         """Complete all exchanges in flight. Collective."""
         self.core.settle()
 
+    @collective
     def consensus_weights(self) -> Arrays:
         """The strategy's own model if it has one, else the mean of the weights over the ranks. Collective."""
         return self._shapes.shaped(self.core.consensus_weights())
 
+    @collective
     def consensus_distance(self) -> float:
         """Mean over the ranks of |w - mean| / |mean|; statistics left out. Collective."""
         return self.core.consensus_distance()
 
+    @collective
     def load_weights(self, weights: Mapping[str, Any]) -> None:
         """Set the weights of all ranks, to rank 0's. Names and shapes must fit. Collective.
 
@@ -442,6 +493,7 @@ class Exchange:
         self._load("weight", given_arrays.of_root(self._team, given))
         mixing.forget(self.core)
 
+    @collective
     def state_dict(self) -> dict[str, Any]:
         """The complete training state as a dict of numbers, texts and arrays: of all ranks, on every rank.
 
@@ -452,6 +504,7 @@ class Exchange:
         settings = {"strategy": self.strategy.settings(), "optimizer": self.optimizer.settings()}
         return {**made, **settings, "compression": compression, "learning_rate": self._rate}
 
+    @collective
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of state_dict, with the same arrays and seed. Collective.
 
@@ -482,6 +535,7 @@ class Exchange:
         self.core.set_schedule(self._schedule(self.steps, 1))
         self._prepare_rates(1)
 
+    @collective
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write state_dict to a file, an .npz of NumPy, by rank 0; it appears complete or not at all. Collective.
 
@@ -495,6 +549,7 @@ class Exchange:
 
         agreement.together(self._team, f"{os.fspath(path)}", write, f"step {self.steps}")
 
+    @collective
     def load(self, path: str | os.PathLike[str]) -> None:
         """load_state_dict of a file that save wrote. Collective; every rank reads it.
 
@@ -508,6 +563,7 @@ class Exchange:
         agreement.together(self._team, f"{os.fspath(path)}", read, f"step {self.steps}")
         self.load_state_dict(found[0])
 
+    @collective
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline of all ranks (trace= of the constructor) for chrome://tracing or Perfetto. Collective.
 
@@ -520,7 +576,13 @@ class Exchange:
         trace.write(self.core, self._team, (), list(self._numbers), path)
 
     def close(self) -> None:
-        """Free the memory and the group, once no array of it is used any more. Collective."""
+        """Free the memory and the group, once no array of it is used any more. Collective.
+
+        Where ranks may die, a process that ends without it has died.
+        """
+        survivor, self._survivor = self._survivor, None
+        if survivor is not None and self._core is not None:
+            survivor.end()
         self._replicas = ()
         self._core = None
 
@@ -530,6 +592,9 @@ class Exchange:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None and self._survivor is not None and not self.virtual:
+            surviving.end(self._team, error)  # an error of this rank alone must not wait for the others
+            return
         self.close()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -546,6 +611,20 @@ class Exchange:
         return f"Exchange({arrays}; {self.strategy.name}, {self.optimizer.name}; {where}, step {self.steps})"
 
     # ---- within
+
+    def _look(self) -> None:
+        """After a step: go on without ranks that have died."""
+        if self._survivor is not None:
+            self._survivor.stepped()
+
+    def _adapt(self, change: Mapping[str, Any]) -> None:
+        """The replicas of the ranks that live, with their numbers of now."""
+        former = self._replicas
+        self._replicas = tuple(former[local] for local in change["local"])
+        for replica in former:
+            replica._local = -1
+        for local, replica in enumerate(self._replicas):
+            replica._local = local
 
     def _only(self, what: str) -> Replica:
         self.core  # noqa: B018 - raises if it is closed

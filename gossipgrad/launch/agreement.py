@@ -28,7 +28,7 @@ _ABSENT = "absent"
 _MAX, _VALUES, _WIDEST = 5, 8, 80
 
 T = TypeVar("T")
-# Where ranks may die: goes on without the dead ones. Set while fit trains.
+# Where ranks may die: goes on without the dead ones. Set by surviving.py.
 go_on: Callable[[], object] | None = None
 _within = False  # within a call that is made again
 
@@ -283,8 +283,16 @@ def surviving(team: Team, call: Callable[[], T]) -> T:
         if team.decide(done):
             return result
         if go_on is None:
-            raise CommunicationError("a rank has died; allowed while fit trains") from (None if done else lost)
+            raise PeerError(
+                "a rank has died; allowed while fit trains, or an Exchange or a wrapped model is open. The others end "
+                "here: start again, from the last checkpoint"
+            ) from (None if done else lost)
         go_on()
+
+
+def meet(team: Team, where: str, timeout: float = 0.0) -> None:
+    """Wait for all ranks, at most this long (0: as the team); CommunicationError after it."""
+    _equal(team, bytes(_DIGEST), where, timeout)
 
 
 def _gather(team: Team, data: bytes, where: str) -> list[bytes]:

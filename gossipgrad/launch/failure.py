@@ -107,7 +107,9 @@ def _report(report: Callable[[str], None], who: str) -> None:
 
 
 _reported = False
-dies_alone = False  # where ranks may die: this one's error is its own, and the others go on
+# Where ranks may die (surviving.py): tells that an error is this rank's own, and that the others go on.
+dies_alone: Callable[[BaseException | None], bool] | None = None
+exits_with_error = False  # sys.exit was called with a code other than 0
 
 
 def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException | None = None) -> None:
@@ -121,7 +123,7 @@ def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException
     if size == 1:
         _report(report, "")
         return
-    if dies_alone:
+    if dies_alone is not None and dies_alone(error):
         _report(report, f"rank {rank}: ")
         _wait_until_read(HEAD_START)
         os._exit(code)
@@ -182,6 +184,8 @@ _Exit.__name__ = _Exit.__qualname__ = "SystemExit"
 
 
 def _exit(status: object = None, /) -> NoReturn:
+    global exits_with_error
+    exits_with_error = status is not None and status != 0
     raise _Exit(status)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from gossipgrad.errors import counted
-from gossipgrad.launch import agreement, failure, stall
+from gossipgrad.launch import stall, surviving
 from gossipgrad.training.replicas import Replicas
 
 Record = dict[str, Any]
@@ -29,18 +29,13 @@ def survivable(trainer: Replicas) -> Iterator[None]:
     if not trainer.team.survives:
         yield
         return
-    agreement.go_on = partial(change_view, trainer)
-    trainer.team.train(True)
+    surviving.begin(trainer.team, "Trainer.fit", partial(change_view, trainer))
     try:
         yield
     except BaseException as error:
-        failure.dies_alone = not agreement.of_all(error)
-        if not failure.dies_alone:
-            trainer.team.train(False)
+        surviving.end(trainer.team, error)
         raise
-    finally:
-        agreement.go_on = None
-    trainer.team.train(False)
+    surviving.end(trainer.team)
 
 
 def change_view(trainer: Replicas) -> Record | None:

@@ -60,6 +60,9 @@ typedef struct gg_state {
     gg_arena arena[GG_MAX_ARENAS];
     int64_t step;           /* updates done */
     int64_t push_sum_since; /* before this step all ranks' push-sum scalars are 1; at most `step` */
+    /* Memory of weights and gradients for the next list of arenas (gg_exchange_keep_arenas); data NULL means none. */
+    gg_arena kept[GG_MOMENTS];
+    bool keeps;
     /* While a layer becomes ready: gradients that gg_updater_apply reads instead of the arena, in the order of the
      * arenas; else 0. */
     const gg_lent *lent;

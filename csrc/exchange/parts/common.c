@@ -66,12 +66,24 @@ gg_status gg_strategy_accumulate(const gg_strategy_options *options, const gg_st
     return GG_OK;
 }
 
+/* Gives an arena the memory that it had before; false if there is none that fits. */
+static bool take_kept(gg_state *state, int place) {
+    gg_arena *arena = &state->arena[place], *kept = &state->kept[place];
+    if (place >= GG_MOMENTS || kept->data == NULL || arena->memory == GG_MEMORY_BORROWED) return false;
+    if (arena->memory == GG_MEMORY_MESSAGE && kept->memory != GG_MEMORY_MESSAGE) return false;
+    arena->data = kept->data;
+    arena->memory = kept->memory;
+    kept->data = NULL;
+    return true;
+}
+
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
     gg_state *state = env->state;
     list_arenas(state, env->updater->optimizer, shared);
     for (int i = 0; i < state->arenas; ++i) {
         gg_arena *arena = &state->arena[i];
         const size_t bytes = arena_elements(state, arena) * sizeof(float);
+        if (take_kept(state, i)) continue;
         if (arena->memory == GG_MEMORY_MESSAGE)
             GG_TRY(gg_message_alloc_device(env->transport, bytes, arena->name, &arena->data));
         else if (arena->memory == GG_MEMORY_PRIVATE)
@@ -80,13 +92,26 @@ gg_status gg_state_create(const gg_strategy_env *env, unsigned shared) {
     return GG_OK;
 }
 
+static void free_arena(const gg_strategy_env *env, gg_arena *arena) {
+    if (arena->data == NULL) return;
+    if (arena->memory == GG_MEMORY_MESSAGE) gg_message_free(env->transport, arena->data);
+    else if (arena->memory == GG_MEMORY_PRIVATE) gg_device_free(env->device, arena->data);
+    arena->data = NULL;
+}
+
+void gg_state_free_kept(const gg_strategy_env *env) {
+    for (int i = 0; i < GG_MOMENTS; ++i) free_arena(env, &env->state->kept[i]);
+}
+
 void gg_state_destroy(const gg_strategy_env *env) {
     gg_state *state = env->state;
     for (int i = state->arenas - 1; i >= 0; --i) {
         gg_arena *arena = &state->arena[i];
-        if (arena->memory == GG_MEMORY_MESSAGE) gg_message_free(env->transport, arena->data);
-        else if (arena->memory == GG_MEMORY_PRIVATE) gg_device_free(env->device, arena->data);
-        arena->data = NULL;
+        if (state->keeps && i < GG_MOMENTS && arena->data != NULL && arena->memory != GG_MEMORY_BORROWED) {
+            state->kept[i] = *arena;
+            arena->data = NULL;
+        }
+        free_arena(env, arena);
     }
 }
 

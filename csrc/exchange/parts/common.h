@@ -36,6 +36,8 @@ gg_status gg_strategy_accumulate(const gg_strategy_options *options, const gg_st
  * if some are shared. After a failure gg_state_destroy frees the allocated ones; it is collective in the same cases. */
 gg_status gg_state_create(const gg_strategy_env *env, unsigned shared);
 void gg_state_destroy(const gg_strategy_env *env);
+/* Frees memory that no list of arenas has taken (gg_exchange_keep_arenas). */
+void gg_state_free_kept(const gg_strategy_env *env);
 
 /* True if an arena, given by its place in the state's list, is all zero. Waits for the device. */
 bool gg_strategy_all_zero(gg_strategy *strategy, int arena);

@@ -1,0 +1,22 @@
+/* Private to the room: the peers, for the files that implement them. */
+#ifndef GG_EXCHANGE_PEERS_PRIVATE_H
+#define GG_EXCHANGE_PEERS_PRIVATE_H
+
+#include "exchange/peers.h"
+
+struct gg_peers {
+    gg_team *team;
+    gg_exchange_options options; /* during creation */
+    int local, buried;
+    gg_exchange **exchange; /* one a local rank; then those of `buried` ranks that have died */
+    double *step_seconds;   /* one a rank of the team; NULL means none */
+    gg_status (*settle)(void *context, int local);
+    void *context;
+};
+
+/* Forward times by the elements of each layer, as the slowest rank has them. *least: from which part of them on sizes
+ * count. The caller frees *forward. */
+gg_status gg_peers_model_forward(const gg_arena_layout *layout, const double *step_seconds, int ranks, double **forward,
+                                 double *least);
+
+#endif

@@ -1,0 +1,74 @@
+"""The object of this process with which training goes on when ranks die: a trainer in fit, an Exchange, a wrapped
+model.
+
+There is one at a time, because all that trains changes its view together. While it trains, the end of this process is
+the death of a rank, whatever the exit code. An error that all ranks raise together ends them all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+from collections.abc import Callable
+
+from gossipgrad._core import Team
+from gossipgrad.launch import agreement, failure
+
+# Seconds that a process whose script has ended without close() waits for the others to end as well.
+TO_END = 30.0
+
+_current: tuple[Team, str] | None = None
+_registered = False
+
+
+def begin(team: Team, name: str, go_on: Callable[[], object]) -> None:
+    """From now on `go_on` is called when ranks have died, and goes on without them. RuntimeError if there is one."""
+    global _current, _registered
+    if _current is not None:
+        raise RuntimeError(
+            f"{name}: not beside {_current[1]}, where ranks may die (run --survive): one object of a process goes on "
+            "without them. Allowed: one after the other, with close() between"
+        )
+    _current = team, name
+    agreement.go_on = go_on
+    failure.dies_alone = _dies_alone
+    team.train(True)
+    if not _registered:
+        atexit.register(_at_exit)
+        _registered = True
+
+
+def is_of(team: Team) -> bool:
+    """True from begin to end of this team's object."""
+    return _current is not None and _current[0] is team
+
+
+def end(team: Team, error: BaseException | None = None) -> None:
+    """This process trains no more, unless this error is its own: then it is about to die."""
+    global _current
+    if not is_of(team):
+        return
+    agreement.go_on = None
+    if error is None or agreement.of_all(error):
+        _current = None
+        failure.dies_alone = None
+        team.train(False)
+
+
+def _dies_alone(error: BaseException | None) -> bool:
+    """True if an error that ends this process is its own, and the others go on."""
+    if error is None or not agreement.of_all(error):
+        return True
+    if _current is not None:
+        end(_current[0], error)
+    return False
+
+
+def _at_exit() -> None:
+    """A script has ended without close(): if the others end as well, none of them has died."""
+    if _current is None or agreement.go_on is None or failure.exits_with_error:
+        return
+    team = _current[0]
+    with contextlib.suppress(Exception):  # the others train on: this process has died
+        agreement.meet(team, "end of the process", TO_END)
+        end(team)
