@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gossipgrad import _core, cluster, optim, strategies
+from gossipgrad._core import PeerError
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import LARGEST, did_you_mean, integer, named_keywords, number
 from gossipgrad.exchange import arrays as given_arrays
 from gossipgrad.exchange import state as saved_state
-from gossipgrad._core import PeerError
 from gossipgrad.exchange.arrays import Array, Arrays, Shapes
 from gossipgrad.exchange.survivor import Survivor, View, check_strategy, collective
 from gossipgrad.launch import agreement, environment, surviving

@@ -137,6 +137,11 @@ def claim() -> None:
         let_go()
 
 
+def survives() -> bool:
+    """True if this process is a rank that may die while the others go on: gossipgrad run --survive."""
+    return by_net() and json.loads(variable(NET)).get("views", -1) >= 0
+
+
 def let_go() -> None:
     """Remove the launcher's connection from the environment, because MPI runs."""
     if parent_rank() is None:

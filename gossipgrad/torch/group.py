@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from gossipgrad import _core, optim, strategies
 from gossipgrad.cluster import Network, VirtualCluster, links, machines, make_team, refuse, with_circumstances
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer, number
+from gossipgrad.exchange.survivor import Survivor, check_strategy
 from gossipgrad.launch import agreement, environment
 from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.schedules import Constant, Function
@@ -63,6 +64,7 @@ class Group:
         network: Network | None,
         trace: int,
         batch_size: int | None = None,
+        on_view: Callable[[Any, dict[str, Any]], object] | None = None,
     ) -> None:
         if not isinstance(comm, VirtualCluster):
             check_launcher()
@@ -89,14 +91,18 @@ class Group:
             if self.virtual is not None and self.virtual.straggler is not None:
                 raise ValueError(f"straggler={self.virtual.straggler!r}: allowed only for a Trainer")
             seconds = number("timeout", timeout, 0.0)
+            if on_view is not None and not callable(on_view):
+                raise TypeError(f"on_view={on_view!r}: allowed: None, or what can be called with the model, change")
         except (TypeError, ValueError) as error:
             refuse(comm, CALL, error)
-        self.team = make_team(given, seconds, network)
+        self.team = make_team(given, seconds, network, survives=self.virtual is None)
         self.layers = [list(one) for one in layers]  # of each local rank
         links_given = links(given, network)
         with agreement.agreed(self.team, CALL) as one:
             if self.strategy.workers(self.team.size) != self.team.size:
                 raise ValueError("dedicated=True: allowed: False; every process trains a module")
+            if not isinstance(self.strategy, strategies.Auto):
+                check_strategy(self.strategy, self.team)
             check_synchronised(modules[0], self.strategy, self.team.size, self.virtual is not None)
             one.facts = self._facts(modules[0], layers[0], optimizer, network, timeout) | {"batch_size": samples}
         if self.team.size > 1:
@@ -107,6 +113,7 @@ class Group:
         if isinstance(self.strategy, strategies.Auto) and samples is not None:
             how = samples, self.team.size, norm, machines(self.team, links_given)
             self.strategy, self.decision = strategies.choose(*how)
+            check_strategy(self.strategy, self.team)
         self.exchange = exchanged(self.strategy, self.compression, self.team, links_given)
         if samples is not None:
             self._few_samples(samples, norm, machines(self.team, links_given))
@@ -120,6 +127,22 @@ class Group:
         self.core = self._made()
         for rank in range(len(self.layers)):
             self.load_module(rank)
+        self.survivor: Survivor | None = None  # where ranks may die
+        if self.team.survives:
+            self.core.check_survival()
+            self._on_view = on_view
+            self.survivor = Survivor(self.team, lambda: self.core, self._adapt, self._told)
+            self.survivor.begin(CALL)
+
+    def _adapt(self, _: Any) -> None:
+        """After a change of the view: nothing is in flight, and all weights are current."""
+        for one in self.members:
+            if not one._closed:
+                one._step.settled()
+
+    def _told(self, change: dict[str, Any]) -> None:
+        if self._on_view is not None:
+            self._on_view(self.members[0], change)
 
     def _few_samples(self, samples: int, norm: strategies.Norm, nodes: int) -> None:
         """Warn if gossip has few samples a rank."""

@@ -22,7 +22,7 @@ import torch
 from gossipgrad.cluster import Network, VirtualCluster
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import named_keywords, warn
-from gossipgrad.launch import stall
+from gossipgrad.launch import origin, stall
 from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.optim import Optimizer
 from gossipgrad.strategies import Strategy
@@ -108,6 +108,12 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         check_launcher()
         if isinstance(comm, VirtualCluster):
             raise ValueError("comm is a VirtualCluster; allowed: gossipgrad.torch.replicas, in a loop of your own")
+        if origin.survives():
+            raise RuntimeError(
+                "GossipStrategy: not with run --survive: Lightning divides the samples among the ranks that began, and "
+                "its loop calls all of them. Allowed: gossipgrad.torch.wrap in a loop of your own; or run without "
+                "--survive"
+            )
         if isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError("optimizer: one of torch's; allowed: None, for the module's own, or gossipgrad's")
         super().__init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import torch
 from gossipgrad.cluster import Network, VirtualCluster, refuse
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import LARGEST, CommunicationError, flag, named_keywords, number, warn
+from gossipgrad.exchange.survivor import Survivor, View, collective
 from gossipgrad.launch import agreement, stall
 from gossipgrad.state import outputs, trace
 from gossipgrad.strategies import Strategy
@@ -210,7 +211,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         """True if the current step records the order of layers."""
         after = self._done + 1
         due = self._step.early is None or after & (after - 1) == 0 or after % _LOOK_EVERY == 0
-        return self.size > 1 and due and not is_compiled(self.module)
+        return self.size > 1 and due and not is_compiled(self.module) and self._survivor is None
 
     def step(self) -> None:
         """End the training step: all layers are updated and on their way.
@@ -235,7 +236,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         with _reason():
             self._step.end()
         self._done += 1
-        if self._step.polls:
+        if self._survivor is not None:  # the order of layers stays: its change needs all ranks
+            self._step.recorder = None
+            self._survivor.stepped()
+        elif self._step.polls:
             self._look()
 
     def _check_parameters(self) -> None:
@@ -328,6 +332,17 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         return self._group.team.size
 
     @property
+    def view(self) -> View:
+        """The ranks of the group that live: epoch, members, rank, size and changes, as of gossipgrad.Exchange.view."""
+        if self._survivor is not None:
+            return self._survivor.view()
+        return View(0, tuple(range(self.size)), self.rank, self.size, ())
+
+    @property
+    def _survivor(self) -> Survivor | None:
+        return self._group.survivor
+
+    @property
     def steps(self) -> int:
         """Training steps done."""
         return self._done
@@ -372,6 +387,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         """The models of this process's ranks that are not closed."""
         return [one for one in self._group.members if not one._closed]
 
+    @collective
     def settle(self) -> None:
         """Complete and mix all exchanges in flight. Collective, between two steps.
 
@@ -400,6 +416,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._rest()
         return original(self.module).state_dict(*args, **kwargs)
 
+    @collective
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The module's own. Collective; ValueError: ranks load states that differ.
 
@@ -417,6 +434,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._rest()
         return result
 
+    @collective
     def consensus_state_dict(self) -> dict[str, Any]:
         """state_dict of the mean of all ranks' weights, or of the strategy's centre; copies. Collective.
 
@@ -456,12 +474,14 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
                     own[-1] |= {name: change.detach().cpu().numpy() for (name, _), change in named}
         return {name: mean_of_ranks(group, [one[name] for one in own]) for name in own[0]}
 
+    @collective
     def consensus_distance(self) -> float:
         """The mean over ranks of |w_r - w_mean| / |w_mean|. Collective."""
         self._check_outside_of_run("consensus_distance()")
         self._settle("consensus_distance")
         return float(self._group.core.consensus_distance())
 
+    @collective
     def training_state(self) -> dict[str, Any]:
         """The state that this rank needs to continue to the bit: for torch.save, a file a rank. Collective.
 
@@ -475,6 +495,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         own = {"optimizer": copy.deepcopy(self._optimizer.state_dict())} if self._group.unfused else {}
         return self._state(rank_of(self), self._group.state(self._local), copies_of(self.state_dict()), own)
 
+    @collective
     def consensus_training_state(self) -> dict[str, Any]:
         """One state for all ranks, in one file: for any number of ranks, under any strategy. Collective.
 
@@ -524,6 +545,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
                 "part of it; allowed: after model.step(), or after model.zero_grad()"
             )
 
+    @collective
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """Continue from the training_state of this rank, or the consensus_training_state of any. Collective.
 
@@ -594,6 +616,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         )
         return step, order_of(state, [layer.key for layer in self._layers])
 
+    @collective
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline of all ranks (trace= of wrap) for chrome://tracing or Perfetto. Collective.
 
@@ -617,6 +640,8 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             return
         try:
             self._settle("close")
+            if self._survivor is not None:
+                self._survivor.end()
         except RuntimeError:
             if not self._group.failed:
                 raise
@@ -703,6 +728,7 @@ def wrap(
     network: Network | None = None,
     overlap: bool = True,
     trace: int = 0,
+    on_view: Callable[[Wrapped, dict[str, Any]], object] | None = None,
 ) -> Wrapped:
     """A PyTorch module that trains with the other ranks: call it, call backward(), and its `step()`.
 
@@ -739,6 +765,7 @@ def wrap(
                  backward passes), and a pass may read weights beside their gradients (layer.weight.detach()).
     compression, seed, timeout, network, trace   as of gossipgrad.Trainer. With timeout= a rank that does not come, for
                  example because it skipped a step, is an error on those that wait.
+    on_view      called with the wrapped model and the change after ranks have died (run --survive).
 
     Options of a Trainer alone are refused: shuffle_samples and dedicated of strategies, schedules with total="auto",
     which need a number of steps here, and Plateau; set model.learning_rate in place of it.
@@ -769,6 +796,7 @@ def wrap(
         network=network,
         trace=trace,
         batch_size=batch_size,
+        on_view=on_view,
     )
     if group.unfused and group.team.rank == 0:
         warn("optimizer: one of torch's, whose step is a pass of its own: gossipgrad's, as gg.SGD(...), is faster")

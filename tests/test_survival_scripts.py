@@ -1,0 +1,208 @@
+"""Ranks of `gossipgrad run --survive` are killed in loops of their own: around gg.Exchange, and around PyTorch modules."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+
+import pytest
+from conftest import run_group
+from test_net import RUN
+
+COMMON = """
+import json, os, signal, sys, threading
+import numpy as np
+import gossipgrad as gg
+
+case = json.loads(os.environ["CASE"])
+samples = case.get("samples", 240)
+me = int(os.environ["GOSSIPGRAD_NET_RANK"])
+strategy = eval(case.get("strategy", "gg.NoExchange()"))
+
+def at(place):
+    for rank, where, how in case["deaths"]:
+        if rank == me and isinstance(where, float) and place == 0:
+            threading.Timer(where, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        if rank == me and where == place:
+            if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
+            if how == "_exit": os._exit(0)
+            if how == "error": raise ValueError("of this rank alone")
+            sys.exit(3)
+"""
+
+EXCHANGE = (
+    COMMON
+    + """
+x = gg.Exchange({"w": np.zeros(samples), "v": np.zeros(case.get("elements", 30000))}, strategy=strategy,
+                optimizer=gg.SGD(lr=1.0), on_view=lambda x, change: at("view"))
+if case.get("second"):
+    gg.Exchange({"w": np.zeros(3)})
+division = gg.Division(samples, 3, x, seed=2)
+for batch in division:
+    g = np.zeros(samples, np.float32)
+    g[batch] = -1
+    at(x.steps)
+    if case.get("all") == x.steps:
+        x.step({"w": np.zeros(1)})
+    x.step({"w": g, "v": x.weights["v"]})
+at("state")
+state = x.state_dict()
+x.load_state_dict(state)
+distance = x.consensus_distance()
+at("end")
+if x.rank == 0:
+    moved = sum(np.asarray(one["weight"]["w"]) for one in state["ranks"])
+    print(json.dumps({"members": x.view.members, "moved": moved.tolist(), "changes": x.view.changes, "steps": x.steps}))
+if case.get("close", True):
+    x.close()
+"""
+)
+
+TORCH = (
+    COMMON
+    + """
+import torch
+import gossipgrad.torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Linear(samples, 1, bias=False)
+        torch.nn.init.zeros_(self.w.weight)
+        self.norm = torch.nn.BatchNorm1d(1, affine=False)
+        self.register_buffer("mine", torch.zeros(1))
+    def forward(self, x):
+        self.mine += 1
+        self.norm(x.reshape(-1, 1))
+        return self.w(x)
+
+model = gg.torch.wrap(Net(), gg.SGD(lr=1.0), strategy, on_view=lambda model, change: at("view"))
+sampler = gg.torch.BatchSampler(range(samples), 3, model, seed=2)
+workers = case.get("workers", 0)
+loader = DataLoader(TensorDataset(torch.eye(samples)), batch_sampler=sampler, num_workers=workers,
+                    multiprocessing_context="fork" if workers else None)
+while sampler.left:
+    for (batch,) in loader:
+        at(model.steps)
+        (-model(batch).sum()).backward()
+        model.step()
+at("state")
+state = model.training_state()
+model.load_training_state(state)
+one = model.consensus_training_state()
+whole, distance = model.consensus_state_dict(), model.consensus_distance()
+own = model.module.w.weight.detach().numpy().ravel()
+rows = [np.frombuffer(row, np.float32) for row in model._group.team.allgather(own.tobytes())]
+assert state["rank"] == model.rank and state["size"] == model.size == len(model.view.members)
+assert int(model.module.mine) == model.steps  # a buffer stays the rank's own
+at("end")
+if model.rank == 0:
+    print(json.dumps({"members": model.view.members, "moved": sum(rows).tolist(), "changes": model.view.changes,
+                      "steps": model.steps, "mean": float(whole["w.weight"].sum())}))
+if case.get("close", True):
+    model.close()
+"""
+)
+
+
+@pytest.fixture
+def survive(tmp_path):
+    """survive(script, ranks, case) -> (what the lowest rank printed, stderr)."""
+
+    def run(text, ranks, case, *options, code=0):
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        env = {**os.environ, "CASE": json.dumps(case), "OMP_NUM_THREADS": "1"}
+        done = run_group([*RUN, "--survive", "-n", str(ranks), *options, str(script)], 90, env=env)
+        assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        return (json.loads(lines[-1]) if lines else None), done.stderr
+
+    return run
+
+
+def check(found, ranks, dead, exact=True):
+    assert found["members"] == [rank for rank in range(ranks) if rank not in dead]
+    assert sorted(rank for change in found["changes"] for rank in change["died"]) == sorted(dead)
+    if exact:  # without an exchange nothing of the dead counts: the survivors train on each sample once
+        assert set(found["moved"]) == {1.0}
+
+
+@pytest.mark.core(2)
+@pytest.mark.parametrize(
+    ("ranks", "deaths"),
+    [
+        (3, [(1, 5, "kill")]),
+        (3, [(0, 5, "kill"), (2, 9, "_exit")]),
+        (2, [(0, 4, "error")]),
+        (3, [(0, 7, "exit"), (1, "view", "kill")]),
+        (3, [(2, "state", "kill")]),
+    ],
+)
+def test_one_exchange(ranks, deaths, survive):
+    """Between two steps, in a change of the view and in a collective call, by every kind of exit."""
+    found, errors = survive(EXCHANGE, ranks, {"deaths": deaths})
+    check(found, ranks, [rank for rank, _, _ in deaths], exact=all(where != "state" for _, where, _ in deaths))
+    assert errors.count("on\n") >= len(deaths)
+
+
+@pytest.mark.core(1)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_deaths_lose_no_sample(seed, survive):
+    draw = random.Random(seed)
+    ranks = draw.choice([2, 3, 4])
+    dead = draw.sample(range(ranks), draw.randint(1, ranks - 1))
+    strategy = draw.choice(["gg.NoExchange()", "gg.GossipGraD()", "gg.GossipGraD(staleness=1)"])
+    deaths = [(rank, draw.uniform(0.001, 0.03), "kill") for rank in dead]
+    found, _ = survive(EXCHANGE, ranks, {"deaths": deaths, "strategy": strategy, "samples": 900})
+    if found is None:  # the last rank has died before it had printed
+        return
+    alive = [rank for rank in dead if rank in found["members"]]  # a timer that came too late
+    check(found, ranks, [rank for rank in dead if rank not in alive], exact="None" in strategy and not alive)
+
+
+def test_an_end_without_close_is_no_death(survive):
+    found, errors = survive(EXCHANGE, 3, {"deaths": [], "close": False}, "--min-ranks", "3")
+    check(found, 3, [])
+    assert "on\n" not in errors and "all end" not in errors
+
+
+def test_an_error_of_all_ranks_ends_all(survive):
+    found, errors = survive(EXCHANGE, 2, {"deaths": [], "strategy": "gg.AllReduce()"}, code=1)
+    assert found is None and "needs all ranks" in errors and "on\n" not in errors
+
+
+def test_one_object_of_a_process_goes_on(survive):
+    found, errors = survive(EXCHANGE, 2, {"deaths": [], "second": True}, code=1)
+    assert found is None and "Exchange: not beside Exchange, where ranks may die" in errors
+
+
+@pytest.mark.core(1)
+@pytest.mark.parametrize(
+    ("ranks", "deaths", "options"),
+    [
+        (3, [(0, 6, "kill"), (2, 9, "kill")], {"workers": 2}),
+        (2, [(1, 7, "kill")], {"strategy": "gg.GossipGraD()", "close": False}),
+        (3, [(1, "state", "kill")], {}),
+    ],
+)
+def test_a_module_of_torch(ranks, deaths, options, survive):
+    """What workers have read ahead stays with its rank. States of all kinds after the change load."""
+    pytest.importorskip("torch")
+    found, _ = survive(TORCH, ranks, {"deaths": deaths, "samples": 120, **options})
+    exact = "strategy" not in options and all(where != "state" for _, where, _ in deaths)
+    check(found, ranks, [rank for rank, _, _ in deaths], exact)
+    assert all(value > 0 for value in found["moved"]) or deaths[0][1] == "state"
+
+
+def test_lightning_refuses(monkeypatch):
+    pytest.importorskip("lightning")
+    import gossipgrad as gg
+    import gossipgrad.torch
+    from gossipgrad.launch import origin
+
+    monkeypatch.setattr(origin, "survives", lambda: True)
+    with pytest.raises(RuntimeError, match="not with run --survive: Lightning divides.*allowed|Allowed: .*wrap"):
+        gg.torch.lightning.GossipStrategy()
