@@ -45,7 +45,8 @@ typedef struct change {
     int deaths;
     int64_t *received;       /* deaths of each local rank */
     int64_t *read, *scratch; /* one a rank of the former view */
-    int heir; /* local rank that counts for the dead from here on; -1 means that another process has it */
+    int *former;             /* identities of its members */
+    int heir;       /* local rank that counts for the dead from here on; -1 means that another process has it */
     bool uncounted; /* a view of this change has passed whose first rank has not counted what it inherited */
     gg_exchange_costs costs;
     gg_view_change *out;
@@ -100,8 +101,10 @@ static void count_samples(change *c, const gg_replica *replica) {
     }
 }
 
-/* Samples of a rank of the former view that its first `step` steps have read since the view or the epoch began. */
-static int64_t read_before(change *c, const gg_replica *replica, int64_t step, int rank) {
+/* Samples that the first `step` steps of a member of the former view have read since the view or the epoch began. */
+static int64_t read_before(change *c, const gg_replica *replica, int64_t step, int identity) {
+    int rank = 0;
+    while (c->former[rank] != identity) ++rank;
     gg_replica_read_before(replica, step, c->scratch);
     return c->scratch[rank];
 }
@@ -116,7 +119,7 @@ static gg_progress_counts counts_of_dead(change *c, const gg_replica *replica, i
     if (last == NULL || last->epoch != replica->data.epoch || gg_replica_epoch_steps(replica) == 0)
         return (gg_progress_counts){0};
     gg_progress_counts counts = last->counts;
-    counts.samples += read_before(c, replica, made, c->dead[i]) - read_before(c, replica, last->made, c->dead[i]);
+    counts.samples += read_before(c, replica, made, view->died[i]) - read_before(c, replica, last->made, view->died[i]);
     const gg_ledger_entry *exact = gg_ledger_after(ledger, made);
     if (exact == NULL) exact = last;
     const double share = exact->counts.samples > 0 ? (double)counts.samples / (double)exact->counts.samples : 0;
@@ -214,6 +217,8 @@ gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
     GG_TRY_CLEANUP(gg_calloc(former * former, sizeof *c.received, "received steps", &c.received));
     GG_TRY_CLEANUP(gg_calloc(former, sizeof *c.read, "samples read", &c.read));
     GG_TRY_CLEANUP(gg_calloc(former, sizeof *c.scratch, "samples read", &c.scratch));
+    GG_TRY_CLEANUP(gg_calloc(former, sizeof *c.former, "members", &c.former));
+    if (gg_team_view(t->team) != NULL) memcpy(c.former, gg_team_view(t->team)->member, former * sizeof *c.former);
     for (bool whole = false, changes; !whole;) {
         GG_TRY_CLEANUP(agree_on_view(&c, &changes));
         if (!changes) goto cleanup;
@@ -242,6 +247,7 @@ cleanup:
     gg_free(c.received);
     gg_free(c.read);
     gg_free(c.scratch);
+    gg_free(c.former);
     gg_free(forward);
     return status;
 }
