@@ -123,7 +123,37 @@ static void test_job(unsigned seed) {
     gg_free(j);
 }
 
+static gg_views *open_and_vote(void *memory, int identity, int votes) {
+    gg_views *views;
+    CHECK_OK(gg_view_pages_open(memory, RANKS, identity, &views));
+    for (int i = 0; i < votes; ++i) views->table->vote(views, true);
+    return views;
+}
+
+/* The votes of a process's former object do not count for its next one. */
+static void test_next_object(void) {
+    void *memory;
+    gg_view_keeper *keeper;
+    bool all;
+    CHECK_OK(gg_calloc(1, gg_view_pages_bytes(RANKS), "pages", &memory));
+    CHECK_OK(gg_view_keeper_create(memory, 2, RANKS, 1, &keeper));
+    for (int i = 0; i < 2; ++i) {
+        gg_views *former = open_and_vote(memory, i, 3);
+        former->table->destroy(former);
+    }
+    gg_views *first = open_and_vote(memory, 0, 1);
+    CHECK(!first->table->decided(first, &all));
+    gg_views *second = open_and_vote(memory, 1, 1);
+    CHECK(first->table->decided(first, &all) && all);
+    CHECK(second->table->decided(second, &all) && all);
+    first->table->destroy(first);
+    second->table->destroy(second);
+    gg_view_keeper_destroy(keeper);
+    gg_free(memory);
+}
+
 int main(void) {
+    test_next_object();
     for (unsigned round = 0; round < ROUNDS; ++round) test_job(round);
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;
