@@ -1,4 +1,4 @@
-"""Ranks of `gossipgrad run --survive` are killed in loops of their own: around gg.Exchange, and around PyTorch modules."""
+"""Ranks of `gossipgrad run --survive` are killed in loops of their own, around gg.Exchange and PyTorch modules."""
 
 from __future__ import annotations
 

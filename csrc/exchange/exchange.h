@@ -169,8 +169,8 @@ double gg_exchange_residue(gg_exchange *x);
  * strategy or layout (copied). After a failure the exchange is not whole. Collective. */
 gg_status gg_exchange_renew(gg_exchange *x, const gg_strategy_options *strategy, const gg_arena_layout *layout,
                             const gg_exchange_costs *costs);
-/* Between on and off the weights and gradients keep their memory when the exchange is made anew, unless the new strategy
- * wants message memory in place of private one. */
+/* Between on and off the weights and gradients keep their memory when the exchange is made anew, unless the new
+ * strategy wants message memory in place of private one. */
 void gg_exchange_keep_arenas(gg_exchange *x, bool on);
 /* False if there are no arenas and no strategy: only the questions below are allowed. */
 bool gg_exchange_is_whole(const gg_exchange *x);

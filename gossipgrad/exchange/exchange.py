@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
@@ -324,8 +323,8 @@ class Exchange:
         self._survivor: Survivor | None = None
         if self._team.survives:
             self._core.check_survival()
-            told = functools.partial(on_view, self) if on_view is not None else lambda change: None
-            self._survivor = Survivor(self._team, lambda: self.core, self._adapt, told)
+            self._on_view = on_view
+            self._survivor = Survivor(self._team, lambda: self.core, self._adapt, self._told)
             self._survivor.begin("Exchange")
 
     # ---- who and where
@@ -625,6 +624,10 @@ class Exchange:
             replica._local = -1
         for local, replica in enumerate(self._replicas):
             replica._local = local
+
+    def _told(self, change: dict[str, Any]) -> None:
+        if self._on_view is not None:
+            self._on_view(self, change)
 
     def _only(self, what: str) -> Replica:
         self.core  # noqa: B018 - raises if it is closed

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from gossipgrad import _core, strategies
 from gossipgrad.launch import agreement, stall, surviving
@@ -72,7 +72,7 @@ class Survivor:
         team: _core.Team,
         core: Callable[[], _core.Exchange],
         adapt: Callable[[Record], None],
-        on_view: Callable[[Record], None],
+        on_view: Callable[[Record], object],
     ) -> None:
         self.team, self._core, self._adapt, self._on_view = team, core, adapt, on_view
         self.members: list[int] = list(range(team.size))
@@ -161,22 +161,17 @@ class Survivor:
             self._on_view(change)
 
 
-class Surviving(Protocol):
-    """An object with a Survivor, or None where no rank dies."""
+def collective(method: Callable[P, R]) -> Callable[P, R]:
+    """A call that all ranks make of an object with a `_survivor` (None: no rank dies).
 
-    _survivor: Survivor | None
-
-
-S = TypeVar("S", bound=Surviving)
-
-
-def collective(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """A call that all ranks make; those that live make it again if ranks have died before all had completed it."""
+    Those that live make it again if ranks have died before all had completed it.
+    """
 
     @functools.wraps(method)
-    def again(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._survivor is None:
-            return method(self, *args, **kwargs)
-        return agreement.surviving(self._survivor.team, lambda: method(self, *args, **kwargs))
+    def again(*args: P.args, **kwargs: P.kwargs) -> R:
+        one: Any = args[0]
+        if one._survivor is None:
+            return method(*args, **kwargs)
+        return agreement.surviving(one._survivor.team, lambda: method(*args, **kwargs))
 
     return again
