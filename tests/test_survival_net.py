@@ -47,6 +47,7 @@ class Dies(gg.Callback):
             if one["at"] == place: die(one.get("how", "kill"))
     def on_fit_begin(self, trainer): self._at("fit_begin")
     def on_epoch_begin(self, trainer, epoch):
+        if case.get("began"): open(f"{case['began']}{me}", "w").close()
         self._at(f"epoch_begin {epoch}")
         for one in deaths:
             if isinstance(one["at"], float) and epoch == 1:
@@ -58,7 +59,7 @@ class Dies(gg.Callback):
         self._at("view")
 
 callbacks = [Dies()]
-if case.get("checkpoint"): callbacks.append(gg.Checkpoint(case["checkpoint"]))
+if case.get("checkpoint"): callbacks.append(gg.Checkpoint(case["checkpoint"], save_on_signal=case.get("saves", False)))
 if case.get("csv"): callbacks.append(gg.CSVLogger(case["csv"]))
 history = trainer.fit(x, y, validation=(x[:50], y[:50]), epochs=case.get("epochs", 2), batch_size=2, progress=False,
                       callbacks=callbacks)

@@ -356,6 +356,7 @@ void *gg_team_ledger(gg_team *team, int identity) {
 }
 
 void gg_team_train(gg_team *team, bool trains) {
+    if (team->views != NULL && team->net != NULL) gg_net_transport_train(team->net, trains);
     if (team->views != NULL && team->views->table->train != NULL) team->views->table->train(team->views, trains);
 }
 

@@ -17,7 +17,7 @@ from gossipgrad.cli import bench, compare, evaluate, report, train
 from gossipgrad.cli.options import FAILURE, INTERRUPTED, USAGE, UsageError
 from gossipgrad.cli.parsing import Parser
 from gossipgrad.errors import SAVED, SavedOnSignal, one_line
-from gossipgrad.launch import environment, failure, interrupts, origin, start, supervisor
+from gossipgrad.launch import coordinator, environment, failure, interrupts, origin, start, supervisor
 from gossipgrad.state import checkpoint_files
 
 
@@ -38,6 +38,7 @@ _COMMANDS: dict[str, tuple[Callable[[Parser], None], Callable[[argparse.Namespac
     "info": (bench.add_info_options, bench.info, "versions, CPU, MPI, libraries"),
     "bench": (bench.add_options, bench.time_it, "time a training step; prints one line of JSON"),
     "report": (report.add_options, report.make, "one page of runs, with pictures"),
+    "coordinator": (coordinator.add_options, coordinator.serve, "for ranks on several hosts that may die"),
     "compare": (compare.add_options, compare.side_by_side, "strategies side by side, on virtual ranks"),
 }
 
@@ -138,7 +139,8 @@ def main(argv: list[str]) -> int:
         interrupts.end_import()
         arguments = parser().parse_args(argv)
         checkpoint = arguments.checkpoint if arguments.command == "train" else None
-        if arguments.command not in ("info", "report") and getattr(arguments, "virtual_ranks", None) is None:
+        alone = arguments.command in ("info", "report", "coordinator")
+        if not alone and getattr(arguments, "virtual_ranks", None) is None:
             origin.check()
         with warnings.catch_warnings():
             warnings.showwarning = _warn

@@ -2,6 +2,7 @@
 
 The counterpart of mpiexec. A program of its own, which imports nothing of the package: python -I net_launcher.py
 -n RANKS [--nodes N] [--cpus "0,1;2,3"] [--stdin] [--survive N [--stopped S]] FOLDER COMMAND ...
+With --coordinator HOST:PORT --node I it starts node I alone, and is its agent (agent.py).
 
 Each rank inherits the memory of its node (a memfd, which nothing outlives), and finds the rest in GOSSIPGRAD_NET, with
 the job's secret. Between nodes ranks connect by TCP on the loopback interface. FOLDER is the job's, for notes of ranks
@@ -89,15 +90,15 @@ class Output:
             thread.join(_TO_READ)
 
 
-def _core() -> Any:
-    """The package's core. Loading it changes no variable of the ranks, and starts no thread before they are started."""
+def _module(name: str) -> Any:
+    """A module of the package. Loading it changes no variable of the ranks, and starts no thread."""
     before = dict(os.environ)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    core = importlib.import_module("gossipgrad._core")
+    module = importlib.import_module(f"gossipgrad.{name}")
     os.environ.clear()
     os.environ.update(before)
-    return core
+    return module
 
 
 def _how(code: int) -> str:
@@ -141,7 +142,10 @@ class Job:
         self.arguments = arguments
         self.size: int = arguments.n
         self.node_of = nodes_of(self.size, arguments.nodes)
-        self.memory = {first: os.memfd_create("gossipgrad") for first in set(self.node_of)}
+        firsts = sorted(set(self.node_of))
+        here = firsts if arguments.node < 0 else [firsts[arguments.node]]
+        self.ranks = [rank for rank in range(self.size) if self.node_of[rank] in here]
+        self.memory = {first: os.memfd_create("gossipgrad") for first in here}
         self.running: dict[int, int] = {}  # process: rank
         self.code = 0
         self.deadline: float | None = None  # of ranks that were asked to end
@@ -151,23 +155,41 @@ class Job:
         self.keeper: Any = None
         if arguments.survive:
             self.views = os.memfd_create("gossipgrad-views")
-            self.keeper = _core().ViewKeeper(self.views, self.size, self.size, min(arguments.survive, self.size))
+            self.keeper = self.keep(min(arguments.survive, self.size))
+
+    def keep(self, least: int) -> Any:
+        return _module("_core").ViewKeeper(self.views, self.size, self.size, least)
+
+    def host(self) -> str:
+        """The address at which ranks listen for those of other nodes."""
+        return "127.0.0.1"
+
+    def meet(self, addresses: list[Any]) -> tuple[list[Any], str]:
+        """The addresses of all ranks, and the secret by which they know each other; `addresses`: of the ranks here."""
+        return addresses, secrets.token_hex(32)
 
     def start(self, mask: set[int]) -> None:
-        several = len(self.memory) > 1
-        listeners = [socket.create_server(("127.0.0.1", 0), backlog=self.size) for _ in range(self.size * several)]
+        several = len(set(self.node_of)) > 1
+        host = self.host()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listeners = {
+            rank: socket.create_server((host, 0), family=family, backlog=self.size)
+            for rank in self.ranks
+            if several
+        }
+        addresses, secret = self.meet([one.getsockname()[:2] for one in listeners.values()])
         facts = {
             "size": self.size,
             "nodes": self.node_of,
-            "addresses": [one.getsockname() for one in listeners],
-            "secret": secrets.token_hex(32),
+            "addresses": addresses,
+            "secret": secret,
             "folder": self.arguments.folder,
             "ring_bytes": RING_BYTES,
             "views": self.views,
         }
         cpus = self.arguments.cpus.split(";") if self.arguments.cpus else []
         parent = os.getpid()
-        for rank in range(self.size):
+        for place, rank in enumerate(self.ranks):
             first = self.node_of[rank]
             memory, here = self.memory[first], self.node_of.count(first)
             listener = listeners[rank].fileno() if several else -1
@@ -175,13 +197,13 @@ class Job:
             own["heap_bytes"] = _heap_bytes(here)
             environ = {**os.environ, VARIABLE: json.dumps({**facts, **own})}
             environ |= {"GOSSIPGRAD_NET_RANK": str(rank), "GOSSIPGRAD_NET_SIZE": str(self.size)}
-            environ |= {"GOSSIPGRAD_NET_LOCAL_RANK": str(rank), "GOSSIPGRAD_NET_LOCAL_SIZE": str(self.size)}
+            environ |= {"GOSSIPGRAD_NET_LOCAL_RANK": str(place), "GOSSIPGRAD_NET_LOCAL_SIZE": str(len(self.ranks))}
 
-            def prepare(rank: int = rank) -> None:
+            def prepare(place: int = place) -> None:
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 if cpus:
-                    os.sched_setaffinity(0, {int(cpu) for cpu in cpus[rank].split(",")})
+                    os.sched_setaffinity(0, {int(cpu) for cpu in cpus[place].split(",")})
                 if os.getppid() != parent:
                     os._exit(1)
 
@@ -200,7 +222,7 @@ class Job:
             for fd, pipe in ((1, process.stdout), (2, process.stderr)):
                 if pipe is not None:
                     self.outputs[fd].pipes.append(pipe)
-        for one in listeners:
+        for one in listeners.values():
             one.close()
         for output in self.outputs.values():  # threads, so only after the last process was started
             output.start()
@@ -274,14 +296,25 @@ class Job:
             _say(f"rank {rank} {_how(code)}: this ends all ranks")
         self.end(code if code > 0 else 128 - code)
 
+    def look(self) -> None:
+        """Between two signals."""
+        if self.changing:
+            self.changing = self.keeper.poll() in ("stopping", "goal")
+
+    def leave(self, number: int) -> None:
+        """A signal ends this process."""
+        self.end(128 + number)
+
+    def is_over(self) -> bool:
+        return not self.running
+
     def wait(self, signals: set[int]) -> int:
-        while self.running:
-            if self.changing:
-                self.changing = self.keeper.poll() in ("stopping", "goal")
+        while not self.is_over():
+            self.look()
             found = signal.sigtimedwait(signals, self._patience())
             number = None if found is None else found.si_signo
             if number in _ENDING:
-                self.end(128 + int(number))
+                self.leave(int(number))
             elif number == signal.SIGTSTP:
                 self.paused = True
                 self.send(signal.SIGSTOP)
@@ -305,10 +338,15 @@ def main() -> int:
     parser.add_argument("--stdin", action="store_true")
     parser.add_argument("--survive", type=int, default=0)
     parser.add_argument("--stopped", type=float, default=10.0)
+    parser.add_argument("--coordinator", default="")
+    parser.add_argument("--node", type=int, default=-1)
+    parser.add_argument("--lease", type=float, default=5.0)
+    parser.add_argument("--grace", type=float, default=60.0)
     parser.add_argument("folder")
     parser.add_argument("command", nargs=argparse.REMAINDER)
-    job = Job(parser.parse_args())
-    signals: set[int] = {*_ENDING, *_PASSED_ON, signal.SIGCHLD}
+    arguments = parser.parse_args()
+    job: Job = _module("launch.agent").Agent(arguments) if arguments.coordinator else Job(arguments)
+    signals: set[int] = {*_ENDING, *_PASSED_ON, signal.SIGCHLD, signal.SIGIO}
     signal.signal(signal.SIGCHLD, lambda *_: None)
     before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, signals)}
     try:

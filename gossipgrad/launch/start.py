@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
-from gossipgrad.launch import FOLDER, origin, preload
+from gossipgrad.launch import FOLDER, lines, origin, preload
 from gossipgrad.launch.origin import launcher_rank as launcher_rank
 from gossipgrad.launch.origin import launcher_world_size as launcher_world_size
 
@@ -46,6 +46,14 @@ options (before COMMAND):
   --min-ranks N       with --survive: fewer than N ranks end (default: 1)
   --stopped SECONDS   with --survive: a rank that SIGSTOP has stopped for longer
                       is killed, and counts as dead (default: 10)
+  --coordinator HOST:PORT with --survive and --nodes N: this command starts node
+                      --node I (0 to N-1) of a job of several hosts, one such
+                      command a node; -n counts the ranks of all nodes. Wants
+                      GOSSIPGRAD_SECRET, and "gossipgrad coordinator HOST:PORT"
+  --lease SECONDS     with --coordinator: a node that does not reach it for
+                      longer kills its ranks, and the others go on (default: 5)
+  --grace SECONDS     with --coordinator: all train on for this time without a
+                      coordinator; then they save and end (default: 60)
   --stdin             rank 0 reads the lines of this command's standard input
                       (Open MPI 5.0 does not pass on its end); without this
                       option all ranks read an empty one
@@ -75,6 +83,7 @@ _NET_HERE = "GOSSIPGRAD_NET_LOCAL_SIZE"  # ranks of this machine without MPI
 _MANY = 8  # ranks a core from which on a start is slow enough for a report
 
 _WITH_VALUE = ("--threads", "--hosts", "--bind", "--mpi", "--transport", "--nodes", "--min-ranks", "--stopped")
+_OF_HOSTS = ("--coordinator", "--node", "--lease", "--grace")
 # Sub-commands with a --threads of their own.
 _THREADED = ("train", "evaluate", "bench", "compare")
 
@@ -379,7 +388,7 @@ def plan(argv: list[str]) -> Plan:
     flags: set[str] = set()
     words = list(argv)
     names = {"-n": "-n", "-np": "-n", "--ranks": "-n"}
-    names |= {o: o for o in _WITH_VALUE}
+    names |= {o: o for o in (*_WITH_VALUE, *_OF_HOSTS)}
     while words and words[0].startswith("-"):
         word = words.pop(0)
         if word == "--":
@@ -392,8 +401,8 @@ def plan(argv: list[str]) -> Plan:
             name, equals, value = "-n", "=", word[2:]
         if name not in names:
             raise LaunchError(
-                f"run: unknown option {word!r}; allowed: -n {' '.join(_WITH_VALUE)} --survive --stdin --save-on-signal "
-                "--print"
+                f"run: unknown option {word!r}; allowed: -n {' '.join((*_WITH_VALUE, *_OF_HOSTS))} --survive --stdin "
+                "--save-on-signal --print"
             )
         if not equals:
             if not words:
@@ -409,6 +418,7 @@ def plan(argv: list[str]) -> Plan:
     net = _by_net(options)
     survive = _survive(options, "--survive" in flags, net)
     stopped = _seconds(options, "--stopped", 10.0, 86400)
+    hosts = _hosts(options, survive)
     several = not net and _several_hosts(options.get("--hosts"), os.environ)
     ranks = _count("run: -n", options["-n"], MAX_RANKS_OF_SEVERAL if several else MAX_RANKS)
     if not words:
@@ -418,7 +428,8 @@ def plan(argv: list[str]) -> Plan:
     if origin.is_launched():
         raise LaunchError("run: this process is itself a rank under mpiexec; start the command without 'run'")
     try:
-        origin.check()
+        if not hosts:  # srun starts one command a node
+            origin.check()
     except RuntimeError as error:
         raise LaunchError(f"run: {error}") from None
 
@@ -443,9 +454,15 @@ def plan(argv: list[str]) -> Plan:
     cores = usable_cores()
     if net:
         nodes = _count("run: --nodes", options.get("--nodes", "1"), ranks)
-        fits = ranks * threads <= cores
-        made = rank_environment(ranks, threads, "other", ranks > cores, not fits, asked is not None)
-        command = _net_command(ranks, nodes, threads if fits and options.get("--bind") != "none" else 0)
+        here = ranks
+        if hosts:
+            node = _node(options.get("--node", "0"), nodes)
+            here = ranks // nodes + (node < ranks % nodes)
+            hosts += ["--node", str(node)]
+        fits = here * threads <= cores
+        made = rank_environment(here, threads, "other", here > cores, not fits, asked is not None)
+        command = _net_command(ranks, nodes, here, threads if fits and options.get("--bind") != "none" else 0)
+        command += hosts
         command += ["--stdin"] if "--stdin" in flags else []
         command += ["--survive", str(survive), "--stopped", f"{stopped:g}"] if survive else []
         return Plan(
@@ -533,13 +550,36 @@ def _survive(options: Mapping[str, str], survive: bool, net: bool) -> int:
     return _count("run: --min-ranks", options.get("--min-ranks", "1"), ranks) if survive else 0
 
 
-def _net_command(ranks: int, nodes: int, threads: int) -> list[str]:
-    """net_launcher.py with its options; each rank is bound to `threads` cores (0: to none)."""
+def _hosts(options: Mapping[str, str], survive: int) -> list[str]:
+    """The launcher's options of a job of several hosts; none: it has one."""
+    given = [one for one in _OF_HOSTS if one in options]
+    if not given:
+        return []
+    if "--coordinator" not in options or not survive:
+        missing = "--survive" if "--coordinator" in options else "--coordinator"
+        raise LaunchError(f"run: {given[0]} without {missing}; allowed: with it")
+    try:
+        lines.address("run: --coordinator", options["--coordinator"])
+        lines.job_secret()
+    except ValueError as error:
+        raise LaunchError(str(error)) from None
+    lease, grace = _seconds(options, "--lease", 5.0, 3600), _seconds(options, "--grace", 60.0, 86400)
+    return ["--coordinator", options["--coordinator"], "--lease", f"{lease:g}", "--grace", f"{grace:g}"]
+
+
+def _node(text: str, nodes: int) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= nodes:
+        raise LaunchError(f"run: --node is {text!r}; allowed: 0 to {nodes - 1}")
+    return int(text)
+
+
+def _net_command(ranks: int, nodes: int, here: int, threads: int) -> list[str]:
+    """net_launcher.py with its options; each of the ranks here is bound to `threads` cores (0: to none)."""
     command = [sys.executable, "-I", os.path.join(FOLDER, "launch", "net_launcher.py"), "-n", str(ranks)]
     command += ["--nodes", str(nodes)] if nodes > 1 else []
     if threads and not _narrowed():
         cores = sorted(_cores(), key=min)
-        sets = [set().union(*cores[rank * threads : (rank + 1) * threads]) for rank in range(ranks)]
+        sets = [set().union(*cores[rank * threads : (rank + 1) * threads]) for rank in range(here)]
         command += ["--cpus", ";".join(",".join(map(str, sorted(one))) for one in sets)]
     return command
 
@@ -624,6 +664,6 @@ def _own_options(argv: list[str]) -> list[str]:
     for word in argv:
         if not skip and not word.startswith("-"):
             break
-        skip = not skip and word in ("-n", "-np", "--ranks", *_WITH_VALUE)
+        skip = not skip and word in ("-n", "-np", "--ranks", *_WITH_VALUE, *_OF_HOSTS)
         own.append(word)
     return own

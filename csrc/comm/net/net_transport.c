@@ -12,6 +12,7 @@ typedef struct net_transport {
     gg_net_channel channel;
     gg_status (*watch)(void *context, int64_t begun); /* gg_net_transport_survive's; NULL means that it has not */
     void *context;
+    bool trains;   /* gg_net_transport_train */
     int64_t begun; /* steps */
     gg_halt *halt;
 } net_transport;
@@ -138,7 +139,7 @@ static gg_status net_test(gg_transport *transport, gg_request *request, bool *do
         *done = gg_net_is_done(net, request, link);
     }
     if (!*done && net_of(transport)->watch != NULL) {
-        if (!has_died(peer)) return GG_OK;
+        if (!has_died(peer)) return !net_of(transport)->trains && fails(peer) ? fail_gone(transport, peer) : GG_OK;
         gg_net_cancel(net, peer, request);
         request->state = GG_REQUEST_LOST;
         *done = true;
@@ -236,6 +237,8 @@ void gg_net_transport_survive(gg_transport *transport, gg_status (*watch)(void *
 }
 
 void gg_net_transport_died(gg_transport *transport, int rank) { peer_of(transport, rank)->died = true; }
+
+void gg_net_transport_train(gg_transport *transport, bool trains) { net_of(transport)->trains = trains; }
 
 /* ---- votes ---- */
 

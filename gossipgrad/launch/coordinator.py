@@ -1,0 +1,394 @@
+"""The coordinator of ranks on several hosts: it decides who trains, and declares nodes dead.
+
+    gossipgrad coordinator HOST:PORT
+
+One agent a node (launch/agent.py) connects to it. Agents tell of deaths and carry what ranks tell; the coordinator
+feeds one membership (_core.ViewKeeper) and sends each view to all agents. It keeps nothing on disk: one that is started
+again takes all from the agents.
+
+A node is dead when its agent has been silent for lease + margin seconds, or `margin` after it has closed its
+connection. By then its agent has killed its ranks, or was killed with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import hmac
+import os
+import selectors
+import signal
+import socket
+import time
+from types import FrameType
+from typing import Any
+
+from gossipgrad.launch.lines import DroppedError, Line, Message, address, job_secret, say
+
+MARGIN = 0.5  # of a lease
+_CHANGING = ("stopping", "goal")
+_TO_PROVE = 10.0  # seconds
+
+
+def nodes_of(ranks: int, nodes: int) -> list[list[int]]:
+    """The ranks of each node; the first nodes have more."""
+    found, first = [], 0
+    for node in range(nodes):
+        count = ranks // nodes + (node < ranks % nodes)
+        found.append(list(range(first, first + count)))
+        first += count
+    return found
+
+
+class Node:
+    def __init__(self, number: int, ranks: list[int], now: float) -> None:
+        self.number, self.ranks = number, ranks
+        self.state = "absent"  # then "here", "left", "dead"
+        self.line: Line | None = None
+        self.token = ""
+        self.addresses: list[list[Any]] = []
+        self.last = now  # when its agent was last heard
+        self.closed: float | None = None  # when it closed its connection
+
+    def deadline(self, lease: float) -> float:
+        silent = self.last + lease * (1 + MARGIN)
+        return silent if self.closed is None else min(silent, self.closed + lease * MARGIN)
+
+    def __str__(self) -> str:
+        first, last = self.ranks[0], self.ranks[-1]
+        return f"node {self.number} ({f'rank {first}' if first == last else f'ranks {first} to {last}'})"
+
+
+class Coordinator:
+    def __init__(self, listener: socket.socket, key: bytes) -> None:
+        from gossipgrad import _core
+
+        self.core: Any = _core
+        self.key, self.listener = key, listener
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(listener, selectors.EVENT_READ)
+        listener.setblocking(False)
+        self.strangers: dict[Line, tuple[str, float]] = {}  # not yet of the job: who, since when
+        self.facts: tuple[int, int, int, float] | None = None  # ranks, nodes, least, lease
+        self.nodes: list[Node] = []
+        self.gathering, self.started = True, False
+        self.newest: tuple[int, str] = (0, "")  # serial and what was published: of a coordinator before this one
+        self.serial, self.slot = 0, b""
+        self.dead: set[int] = set()  # ranks
+        self.freezing: list[tuple[Node, set[int]]] = []  # dead nodes, and the nodes that must still answer
+        self.phase = "run"
+        self.code, self.ending = 0, False
+        self.looked = time.monotonic()
+        self.asked = 0  # a signal that ends all ranks
+
+    # ---- connections
+
+    def run(self) -> int:
+        while not self._over():
+            for key, mask in self.selector.select(0.2 if self.facts is None else min(0.2, self.facts[3] / 20)):
+                if key.fileobj is self.listener:
+                    self._accept()
+                    continue
+                line: Line = key.data
+                if mask & selectors.EVENT_READ:
+                    self._read(line)
+                if line.socket.fileno() >= 0:
+                    line.flush()
+                    self._watch(line)
+            self._look(time.monotonic())
+            if self.asked and not self.ending:
+                say(f"the coordinator ends all ranks: {signal.Signals(self.asked).name}")
+                self.end(128 + self.asked)
+        for line in [node.line for node in self.nodes if node.line is not None]:
+            line.close()
+        return self.code
+
+    def _over(self) -> bool:
+        if self.facts is None:
+            return self.ending
+        return all(node.state in ("left", "dead") or (self.ending and node.line is None) for node in self.nodes)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            one, who = self.listener.accept()
+            line = Line(one, self.key, True)
+            self.strangers[line] = (f"{who[0]}:{who[1]}", time.monotonic())
+            self.selector.register(one, selectors.EVENT_READ, line)
+
+    def _watch(self, line: Line) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.out else 0)
+        if self.selector.get_key(line.socket).events != events:
+            self.selector.modify(line.socket, events, line)
+
+    def _send(self, line: Line, message: Message) -> None:
+        line.send(message)
+        self._watch(line)
+
+    def _send_all(self, message: Message) -> None:
+        for node in self.nodes:
+            if node.line is not None:
+                self._send(node.line, message)
+
+    def _drop(self, line: Line, orderly: bool = False) -> None:
+        self.strangers.pop(line, None)
+        with contextlib.suppress(KeyError, ValueError):
+            self.selector.unregister(line.socket)
+        line.close()
+        for node in self.nodes:
+            if node.line is line:
+                node.line = None
+                node.closed = time.monotonic() if orderly else None
+
+    def _read(self, line: Line) -> None:
+        node = next((one for one in self.nodes if one.line is line), None)
+        who = self.strangers[line][0] if node is None else str(node)
+        try:
+            for message in line.receive():
+                if node is None:
+                    node = self._hello(line, message)
+                else:
+                    node.last = time.monotonic()
+                    self._hear(node, message)
+        except EOFError:
+            self._drop(line, orderly=True)
+        except OSError:
+            self._drop(line)
+        except (DroppedError, KeyError, TypeError, ValueError, IndexError) as error:
+            said = str(error) if isinstance(error, DroppedError) else f"its message is malformed ({error!r})"
+            say(f"the coordinator dropped a connection from {who}: {said}")
+            self._drop(line)
+
+    def _look(self, now: float) -> None:
+        if self.facts is not None and now - self.looked > self.facts[3] / 4:  # it was stopped itself, and heard nobody
+            for node in self.nodes:
+                node.last += now - self.looked
+        self.looked = now
+        for line in [one for one, (_, since) in self.strangers.items() if now > since + _TO_PROVE]:
+            say(f"the coordinator dropped a connection from {self.strangers[line][0]}: it has said nothing")
+            self._drop(line)
+        for node in self.nodes:
+            due = node.state == "here" or (node.state == "absent" and self.started)
+            if self.facts is not None and due and now > node.deadline(self.facts[3]):
+                self._lost(node, now)
+
+    # ---- agents come and go
+
+    def _hello(self, line: Line, m: Message) -> Node | None:
+        facts = (int(m["size"]), int(m["nodes"]), int(m["least"]), float(m["lease"]))
+        if self.facts is None:
+            if not (0 < facts[2] <= facts[0] < 1 << 20 and 0 < facts[1] <= facts[0] and 0 < facts[3] < 1e6):
+                raise DroppedError(f"ranks, nodes, least ranks and lease are {facts}")
+            self._begin(facts)
+        number = int(m["node"])
+        why = ""
+        if facts != self.facts:
+            why = f"ranks, nodes, least ranks and lease are {facts} there, but {self.facts} in this job"
+        elif not 0 <= number < facts[1]:
+            why = f"node {number}; allowed: 0 to {facts[1] - 1}"
+        elif self.nodes[number].state in ("left", "dead"):
+            why = f"node {number} has {'ended' if self.nodes[number].state == 'left' else 'been declared dead'}"
+        elif self.nodes[number].token not in ("", m["token"]):
+            why = f"node {number} is another process"
+        if why:
+            self.strangers.pop(line, None)
+            self.selector.unregister(line.socket)
+            line.send({"kind": "refused", "why": why})
+            line.close()
+            return None
+        node = self.nodes[number]
+        if len(m["addresses"]) != (len(node.ranks) if facts[1] > 1 else 0):
+            raise DroppedError(f"{len(m['addresses'])} addresses of {len(node.ranks)} ranks")
+        if node.line is not None:
+            self._drop(node.line)
+        self.strangers.pop(line, None)
+        node.line, node.token, node.state = line, str(m["token"]), "here"
+        node.last, node.closed = time.monotonic(), None
+        node.addresses = list(m["addresses"])
+        self.started = self.started or bool(m["started"])
+        if self.gathering and int(m["serial"]) > self.newest[0]:
+            self.newest = (int(m["serial"]), str(m["slot"]))
+        self._tell(m["pages"])
+        if self.gathering:
+            self.dead |= {int(rank) for rank in m["dead"]}
+            for left in m["left"]:
+                self.nodes[int(left)].state = "left"
+            self._gathered()
+            return node
+        for rank in m["dead"]:
+            self._died([int(rank)])
+        self._send(line, self._start())
+        for lost, waiting in self.freezing:
+            if number in waiting:
+                self._send(line, {"kind": "freeze", "ranks": lost.ranks})
+        return node
+
+    def _begin(self, facts: tuple[int, int, int, float]) -> None:
+        size, nodes, least, _ = self.facts = facts
+        self.memory: int = os.memfd_create("gossipgrad-views")
+        self.keeper: Any = self.core.ViewKeeper(self.memory, size, size, least)
+        self.pages: Any = self.core.ViewPages(self.memory, size)
+        self.nodes = [Node(i, ranks, time.monotonic()) for i, ranks in enumerate(nodes_of(size, nodes))]
+
+    def _gathered(self) -> None:
+        """Begin, or go on, when nobody is missing any more."""
+        if not self.gathering or any(node.state == "absent" for node in self.nodes):
+            return
+        self.gathering = False
+        self.serial = self.newest[0]
+        if self.newest[1]:
+            self.keeper.restore(bytes.fromhex(self.newest[1]))
+            say("the coordinator goes on where another was")
+        lost = {rank for node in self.nodes if node.state == "dead" for rank in node.ranks}
+        for rank in lost:
+            self.pages.freeze(rank)
+        for rank in sorted(self.dead | lost):
+            self.keeper.died(rank)
+        self.dead |= lost
+        if self.keeper.poll() == "ended" or (lost and not self._others_train()):
+            self.end(1)
+        self._publish(always=True)
+
+    def _start(self) -> Message:
+        addresses = [one for node in self.nodes for one in node.addresses]
+        # Of an agent that has started its ranks, this tells the view alone.
+        secret = hmac.new(self.key, b"gossipgrad ranks", hashlib.sha256).hexdigest()
+        return {**self._view(), "kind": "start", "addresses": addresses, "secret": secret}
+
+    def _lost(self, node: Node, now: float) -> None:
+        silent = now - node.last
+        node.state = "dead"
+        if node.line is not None:
+            self._drop(node.line)
+        say(f"{node} is dead: " + ("its agent has ended" if node.closed else f"nothing heard for {silent:.1f} s"))
+        self._answered(node.number)
+        if self.gathering:
+            self._gathered()
+        elif not self.ending:
+            others = {one.number for one in self.nodes if one.state == "here"}
+            self.freezing.append((node, others))
+            for one in self.nodes:
+                if one.line is not None:
+                    self._send(one.line, {"kind": "freeze", "ranks": node.ranks})
+            self._frozen()
+
+    def _answered(self, number: int, ranks: list[int] | None = None) -> None:
+        """This node has told all that it knows of a dead one's votes, or never will."""
+        for lost, waiting in self.freezing:
+            if ranks is None or lost.ranks == ranks:
+                waiting.discard(number)
+        self._frozen()
+
+    def _frozen(self) -> None:
+        for lost, waiting in list(self.freezing):
+            if not waiting:
+                self.freezing.remove((lost, waiting))
+                for rank in lost.ranks:
+                    self.pages.freeze(rank)
+                self._died(lost.ranks)
+
+    # ---- what agents tell
+
+    def _hear(self, node: Node, m: Message) -> None:
+        kind = m["kind"]
+        self._tell(m.get("pages", {}))
+        if kind == "beat":
+            if node.line is not None:
+                self._send(node.line, {"kind": "beat", "number": m["number"]})
+        elif kind == "died":
+            self._died([int(m["rank"])], int(m["code"]))
+        elif kind == "frozen":
+            self._answered(node.number, list(m["ranks"]))
+        elif kind == "end":
+            self.end(int(m["code"]))
+        elif kind == "bye":
+            node.state = "left"
+            if node.line is not None:
+                self._drop(node.line)
+            self._answered(node.number)
+            self._gathered()
+            self._publish(always=True)
+        elif kind != "told":
+            raise DroppedError(f"{kind!r} is no message of an agent")
+        if not self.gathering:
+            self._publish()
+
+    def _tell(self, pages: dict[str, str]) -> None:
+        for rank, told in pages.items():
+            self.pages.tell(int(rank), bytes.fromhex(told))
+
+    def _died(self, ranks: list[int], code: int = 1) -> None:
+        new = [rank for rank in ranks if rank not in self.dead]
+        if not new or self.ending:
+            return
+        self.dead |= set(new)
+        if self.gathering:
+            return
+        for rank in new:
+            self.keeper.died(rank)
+        ends = self.keeper.poll() == "ended" or not self._others_train()
+        left = self.facts[0] - len(self.dead) if self.facts else 0
+        goes = "all end" if ends else f"{left} rank{'s go' if left > 1 else ' goes'} on"
+        say(f"{'rank' if len(new) == 1 else 'ranks'} {' and '.join(map(str, new))} died: {goes}")
+        if ends:
+            self.end(code or 1)
+        self._publish(always=True)
+
+    def _others_train(self) -> bool:
+        """True if living ranks are in fit, where they go on without the dead; outside of it all end."""
+        return any(self.keeper.trains(rank) for rank in self.keeper.view()["ranks"] if rank not in self.dead)
+
+    def _view(self) -> Message:
+        dead = sorted(self.dead)
+        return {
+            "kind": "view",
+            "serial": self.serial,
+            "slot": self.slot.hex(),
+            "phase": self.phase,
+            "dead": dead,
+            "left": [node.number for node in self.nodes if node.state == "left"],
+            "pages": {str(rank): self.pages.told(rank).hex() for rank in dead},
+        }
+
+    def _publish(self, always: bool = False) -> None:
+        if self.gathering:
+            return
+        self.phase = self.keeper.poll()
+        slot = self.pages.published()
+        if slot == self.slot and not always:
+            return
+        first, self.slot = not self.slot, slot
+        self.serial += 1
+        self._send_all(self._start() if first else self._view())
+
+    def end(self, code: int) -> None:
+        """All ranks end."""
+        self.code = self.code or code
+        if not self.ending:
+            self.ending = True
+            self._send_all({"kind": "end", "code": code})
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", metavar="HOST:PORT", help="where it listens; agents are given the same words")
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """The command `gossipgrad coordinator`."""
+    try:
+        host, port = address("coordinator", arguments.address)
+        key = job_secret()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=64)
+    except (OSError, ValueError) as error:
+        say(f"error: {error}")
+        return 2
+    one = Coordinator(listener, key)
+
+    def end(number: int, _: FrameType | None) -> None:
+        one.asked = number
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    with listener:
+        return one.run()

@@ -1,0 +1,286 @@
+"""Ranks of several hosts, played by agents on the loopback interface: nodes die, are cut off, have no coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from test_net import is_alive, wait_for
+from test_survival_net import SCRIPT, check
+
+from gossipgrad.launch import coordinator, lines, net_launcher
+
+KEY = "0123456789abcdef0123"
+SLOW = {"delay": 0.02, "epochs": 3, "deaths": []}  # seconds of training
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+class Relay:
+    """Passes bytes between an agent and the coordinator until it is cut; then connections stay open, and silent."""
+
+    def __init__(self, port):
+        self.target, self.cut = port, threading.Event()
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.port = self.server.getsockname()[1]
+        self.sockets = [self.server]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                one, _ = self.server.accept()
+                try:
+                    other = socket.create_connection(("127.0.0.1", self.target))
+                except ConnectionRefusedError:
+                    one.close()
+                    continue
+                self.sockets += [one, other]
+                for pair in ((one, other), (other, one)):
+                    threading.Thread(target=self.carry, args=pair, daemon=True).start()
+
+    def carry(self, source, target):
+        with contextlib.suppress(OSError):
+            while (data := source.recv(65536)) and not self.cut.is_set():
+                target.sendall(data)
+
+    def close(self):
+        for one in self.sockets:
+            one.close()
+
+
+class Job:
+    def __init__(self, folder, case):
+        self.folder, self.port = folder, free_port()
+        (folder / "script.py").write_text(SCRIPT)
+        self.env = {**os.environ, "CASE": json.dumps(case), "OMP_NUM_THREADS": "1", lines.SECRET: KEY}
+        self.processes = {}
+        self.agents = []
+        self.relays = []
+
+    def start(self, name, command, **env):
+        out, err = open(self.folder / f"{name}.out", "w"), open(self.folder / f"{name}.err", "w")  # noqa: SIM115
+        with out, err:
+            one = subprocess.Popen(command, stdout=out, stderr=err, env={**self.env, **env})
+        self.processes[name] = one
+        return one
+
+    def coordinate(self, name="coordinator"):
+        return self.start(name, [sys.executable, "-m", "gossipgrad", "coordinator", f"127.0.0.1:{self.port}"])
+
+    def agent(self, node, ranks=4, nodes=2, lease="6", grace="60", least="1", port=None):
+        folder = self.folder / f"job{node}"
+        folder.mkdir()
+        words = [sys.executable, "-I", net_launcher.__file__, "-n", str(ranks), "--nodes", str(nodes)]
+        words += ["--survive", least, "--coordinator", f"127.0.0.1:{port or self.port}", "--node", str(node)]
+        words += ["--lease", lease, "--grace", grace, str(folder), sys.executable, str(self.folder / "script.py")]
+        self.agents.append(self.start(f"agent{node}", words))
+        return self.agents[-1]
+
+    def relay(self):
+        self.relays.append(Relay(self.port))
+        return self.relays[-1]
+
+    def said(self, name):
+        return (self.folder / f"{name}.err").read_text()
+
+    def trains(self):
+        """All ranks are in fit: their first epoch has begun."""
+        return all((self.folder / f"began{rank}").exists() for rank in range(4))
+
+    def result(self):
+        text = "".join(path.read_text() for path in sorted(self.folder.glob("agent*.out")))
+        found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        assert len(found) == 1, {path.name: path.read_text() for path in self.folder.glob("*.err")}
+        return found[0]
+
+    def end(self):
+        for one in self.relays:
+            one.close()
+        for one in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                one.send_signal(signal.SIGCONT)
+                one.kill()
+            one.wait()
+
+
+@pytest.fixture
+def job(tmp_path):
+    made = []
+
+    def make(**case):
+        made.append(Job(tmp_path, {**SLOW, "began": str(tmp_path / "began"), **case}))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def children(process):
+    return [int(word) for word in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()]
+
+
+def test_a_rank_dies_and_all_hosts_go_on(job):
+    one = job(deaths=[{"rank": 3, "at": "step 9"}], epochs=2, delay=0.001)
+    coordinator_ = one.coordinate()
+    agents = [one.agent(node) for node in (0, 1)]
+    assert [process.wait(60) for process in (*agents, coordinator_)] == [0, 0, 0], one.said("agent0")
+    check(one.result(), 4, [3])
+    assert "rank 3 was ended by signal 9 (SIGKILL)" in one.said("agent1")
+    assert "rank 3 died: 3 ranks go on" in one.said("coordinator")
+
+
+def test_a_killed_agent_takes_its_ranks_along_and_the_others_go_on(job):
+    one = job()
+    coordinator_ = one.coordinate()
+    agents = [one.agent(node) for node in (0, 1)]
+    wait_for(one.trains)
+    ranks = children(agents[1])
+    assert len(ranks) == 2
+    agents[1].kill()
+    wait_for(lambda: not any(is_alive(rank) for rank in ranks))
+    assert agents[0].wait(60) == 0 and coordinator_.wait(60) == 0, one.said("agent0")
+    check(one.result(), 4, [2, 3], epochs=3)
+    assert "node 1 (ranks 2 to 3) is dead" in one.said("coordinator")
+
+
+def test_a_cut_node_has_killed_its_ranks_before_the_others_go_on(job):
+    one = job(epochs=8)
+    coordinator_ = one.coordinate()
+    relay = one.relay()
+    agents = [one.agent(0, lease="2"), one.agent(1, lease="2", port=relay.port)]
+    wait_for(one.trains)
+    ranks = children(agents[1])
+    begin = time.monotonic()
+    relay.cut.set()
+    wait_for(lambda: not any(is_alive(rank) for rank in ranks))
+    killed = time.monotonic()
+    assert "is dead" not in one.said("coordinator")
+    wait_for(lambda: "is dead" in one.said("coordinator"))
+    print(f"ranks killed after {killed - begin:.2f} s, declared after {time.monotonic() - begin:.2f} s")
+    assert agents[1].wait(60) == 1 and agents[0].wait(60) == 0 and coordinator_.wait(60) == 0
+    check(one.result(), 4, [2, 3], epochs=8)
+    assert "node 1: the coordinator has not answered for 2 s: the ranks here are killed" in one.said("agent1")
+    assert re.search(r"node 1 \(ranks 2 to 3\) is dead: nothing heard for \d", one.said("coordinator"))
+
+
+def test_the_coordinator_dies_and_comes_back(job):
+    """Meanwhile all train, and a rank dies; the next coordinator takes all from the agents."""
+    one = job(deaths=[{"rank": 1, "at": "epoch_end 1"}])
+    first = one.coordinate()
+    agents = [one.agent(node) for node in (0, 1)]
+    wait_for(one.trains)
+    first.kill()
+    first.wait()
+    wait_for(lambda: "rank 1 was ended" in one.said("agent0"))
+    second = one.coordinate("second")
+    assert [process.wait(60) for process in (*agents, second)] == [0, 0, 0], one.said("agent0")
+    check(one.result(), 4, [1], epochs=3)
+    assert "the coordinator goes on where another was" in one.said("second")
+    assert "the coordinator has ended; the ranks train on for 60 s" in one.said("agent0")
+
+
+def test_without_a_coordinator_all_train_to_the_end(job):
+    one = job(epochs=2, delay=0.01)
+    first = one.coordinate()
+    agents = [one.agent(node, grace="1000") for node in (0, 1)]
+    wait_for(one.trains)
+    first.kill()
+    first.wait()
+    wait_for(lambda: "{" in (one.folder / "agent0.out").read_text())
+    check(one.result(), 4, [], epochs=2)
+    assert all(process.poll() is None for process in agents)  # they wait to tell their ends
+    assert one.coordinate("second").wait(60) == 0 and [process.wait(60) for process in agents] == [0, 0]
+
+
+def test_after_the_grace_ranks_save_and_end(job, tmp_path):
+    saved = tmp_path / "run.safetensors"
+    one = job(checkpoint=str(saved), saves=True, epochs=1000)
+    first = one.coordinate()
+    agents = [one.agent(node, grace="0.3") for node in (0, 1)]
+    wait_for(one.trains)
+    ranks = [rank for process in agents for rank in children(process)]
+    first.kill()
+    assert [process.wait(60) for process in agents] == [75, 75], one.said("agent0")
+    assert saved.exists() and not any(is_alive(rank) for rank in ranks)
+    assert "no coordinator for 0.3 s" in one.said("agent0")
+
+
+def test_too_few_ranks_end_all_hosts(job):
+    one = job(deaths=[{"rank": 0, "at": "step 9"}])
+    coordinator_ = one.coordinate()
+    agents = [one.agent(node, least="4") for node in (0, 1)]
+    assert [process.wait(60) for process in (*agents, coordinator_)] == [137] * 3
+    assert "rank 0 died: all end" in one.said("coordinator")
+
+
+# ---- in one process
+
+
+def pair(first, second):
+    a, b = connected()
+    return lines.Line(a, first, True), lines.Line(b, second, False)
+
+
+def connected():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        return server.accept()[0], one
+
+
+def test_lines_prove_the_secret_before_a_message_counts():
+    one, other = pair(b"k" * 20, b"k" * 20)
+    one.send({"kind": "x"})
+    found = []
+    wait_for(lambda: (one.receive(), found.extend(other.receive()), found)[2])
+    assert found == [{"kind": "x"}] and one.proven
+    other.close()
+    wait_for(lambda: ended(one))
+    one.close()
+
+
+def ended(line):
+    try:
+        return line.receive() and False
+    except EOFError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "no JSON"),
+        (b"[1]\n", "no JSON object"),
+        (b'{"protocol": "x"}\n', "does not speak"),
+        (b"x" * 5000, "too long"),
+        (b'{"protocol": "gossipgrad-agents 1", "nonce": "' + b"0" * 64 + b'"}\n{"kind": "hello"}\n', "secret"),
+    ],
+)
+def test_strangers_are_dropped(text, why):
+    ours, theirs = connected()
+    line = lines.Line(ours, KEY.encode(), True)
+    theirs.sendall(text)
+    with theirs, pytest.raises(lines.DroppedError, match=why):
+        wait_for(lambda: line.receive() and False)
+    line.close()
+
+
+def test_a_node_is_dead_after_lease_and_margin():
+    node = coordinator.Node(1, [2, 3], 100.0)
+    assert node.deadline(4.0) == 106.0
+    node.closed = 101.0
+    assert node.deadline(4.0) == 103.0
+    assert coordinator.nodes_of(5, 2) == [[0, 1, 2], [3, 4]]
