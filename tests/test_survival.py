@@ -163,7 +163,7 @@ def test_refusals(tmp_path):
     x, y = one_hot()
     cluster = gg.VirtualCluster(3, deaths={1: 2})
     for strategy, message in (
-        (gg.AllReduce(), "not with the strategy allreduce.*allowed: .*gossipgrad"),
+        (gg.OverlappedAveraging(), "not with the strategy overlapped-averaging.*allowed: .*gossipgrad"),
         (gg.GossipGraD(hierarchical=True, ranks_per_node=1), "hierarchical=True"),
         (gg.DiLoCo(period=2), "diloco"),
     ):

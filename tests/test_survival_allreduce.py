@@ -53,11 +53,128 @@ def check_equal(trainer, history, p, deaths) -> None:
 
 
 @pytest.mark.parametrize("name", ["allreduce", "layerwise"])
-@pytest.mark.parametrize("p", [2, 3, 5])
+@pytest.mark.parametrize("p", [2, 3, 5, 8])
 def test_a_step_counts_for_all_or_for_none(name, p):
     """A death before, in and after each message of a step: 2 * (p - 1) of a reduction."""
-    for after in range(2 * (p - 1) * (8 if name == "layerwise" else 1) + 2):
-        deaths = {p - 1: gg.Death(step=2, after_messages=after)}
+    messages = 2 * (p - 1) * (2 if name == "layerwise" else 1)
+    for after in range(0, messages + 2, 1 if p < 8 else 3):
+        deaths = {p - 1: gg.Death(step=1, after_messages=after)}
         trainer, history = trained(STRATEGIES[name](), p, deaths)
         check_equal(trainer, history, p, deaths)
         check_once(own_weights(trainer)[0])
+
+
+@pytest.mark.parametrize("name", ["allreduce", "layerwise"])
+@pytest.mark.parametrize(
+    "p, deaths",
+    [
+        (3, {0: 0, 1: 0}),
+        (5, {0: gg.Death(step=2, after_messages=5), 4: gg.Death(step=2, after_messages=6)}),
+        (5, {1: gg.Death(step=1, after_messages=3), 2: 2, 3: 3}),
+        (8, {2: gg.Death(step=1, after_messages=9), 5: gg.Death(step=1, after_messages=2), 7: 1}),
+        (2, {1: 10}),
+        (4, {3: gg.Death(step=5, after_messages=4)}),
+    ],
+)
+@pytest.mark.parametrize("detect", [1e-9, 0.01])
+def test_several_deaths(name, p, deaths, detect):
+    """At once, one after the other, and in the last step of an epoch."""
+    runs = [trained(STRATEGIES[name](), p, deaths, detect=detect, bandwidth=1e6) for _ in range(2)]
+    trainer, history = runs[0]
+    check_equal(trainer, history, p, deaths)
+    check_once(own_weights(trainer)[0])
+    assert history.weights_sha256 == runs[1][1].weights_sha256
+
+
+# ---- the state
+
+
+def deep() -> gg.Model:
+    """Several buckets, and statistics."""
+    layers = [gg.Conv2d(3, 3), gg.BatchNorm2d(), gg.ReLU(), gg.Flatten(), gg.Linear(16), gg.ReLU(), gg.Linear(1)]
+    return gg.Sequential(layers, input=(1, 6, 6))
+
+
+def arenas(trainer, rank) -> dict[str, np.ndarray]:
+    exchange = trainer.core.exchange
+    return {
+        name: np.concatenate([part.ravel() for part in exchange.arena(name, rank).values()])
+        for name, kind in exchange.arenas().items()
+        if kind != "gradient"
+    }
+
+
+class Steps(gg.Callback):
+    """The state of each rank after each step."""
+
+    every = 1
+
+    def __init__(self) -> None:
+        self.states: dict[int, list[dict[str, np.ndarray]]] = {}
+
+    def on_fit_begin(self, trainer) -> None:
+        self.states[0] = [arenas(trainer, rank) for rank in range(trainer.size)]
+
+    def on_step(self, trainer, step) -> None:
+        self.states[step] = [arenas(trainer, rank) for rank in range(trainer.size)]
+
+
+class Compared(gg.Callback):
+    """At the first change each survivor has the state of a run without deaths after the same steps, to the bit."""
+
+    def __init__(self, states) -> None:
+        self.states, self.step = states, None
+
+    def on_view(self, trainer, change) -> None:
+        if self.step is not None:
+            return
+        self.step = change["step"]
+        assert self.step == trainer.step
+        for place, rank in enumerate(change["ranks"]):
+            for name, values in arenas(trainer, place).items():
+                np.testing.assert_array_equal(values, self.states[self.step][rank][name], f"rank {rank}, {name}")
+
+
+def fitted(kind, p, deaths, callback, *, epochs=2):
+    strategy, optimizer, compression = KINDS[kind]
+    rng = np.random.default_rng(3)
+    x, y = rng.standard_normal((SAMPLES, 1, 6, 6), np.float32), rng.standard_normal((SAMPLES, 1), np.float32)
+    trainer = gg.Trainer(
+        deep(),
+        loss="mean_squared_error",
+        optimizer=OPTIMIZERS[optimizer](),
+        strategy=STRATEGIES[strategy](),
+        compression=compression,
+        comm=gg.VirtualCluster(p, deaths=deaths),
+    )
+    history = trainer.fit(x, y, epochs=epochs, batch_size=BATCH, progress=False, callbacks=[callback])
+    return trainer, history
+
+
+KINDS = {
+    "sgd": ("allreduce", "momentum", None),
+    "bfloat16": ("bfloat16", "adam", None),
+    "adam": ("layerwise", "adam", None),
+    "packed": ("allreduce", "sgd", COMPRESSION),
+    "packed layers": ("layerwise", "adam", COMPRESSION),
+    "own momentum": ("layerwise", "momentum", gg.AdaComp(bin_size=8, dense_below=1, warmup=0, local_momentum=True)),
+    "warm-up": ("allreduce", "momentum", gg.AdaComp(bin_size=8, dense_below=1, warmup=2)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_is_that_of_whole_steps(kind):
+    """Weights, moments, statistics and residues, after a broken step that some have made, or none."""
+    p, steps = 3, Steps()
+    _, plain = fitted(kind, p, None, steps, epochs=1)
+    made = set()
+    _, mortal = fitted(kind, p, {1: 10**6}, gg.Callback(), epochs=1)
+    assert mortal.weights_sha256 == plain.weights_sha256  # without a death nothing changes
+    messages = round(plain.epochs[0]["messages_per_rank_step"])
+    for after in np.unique(np.linspace(0, messages + 1, 14, dtype=int)).tolist():
+        for dead in (0, 2):
+            compared = Compared(steps.states)
+            trainer, history = fitted(kind, p, {dead: gg.Death(step=3, after_messages=after)}, compared)
+            check_equal(trainer, history, p, [dead])
+            made.add(compared.step)
+    assert made == {3, 4}

@@ -290,7 +290,3 @@ const char *gg_strategy_needs_none(const gg_strategy_options *options) {
     (void)options;
     return NULL;
 }
-
-const char *gg_strategy_needs_own_sums(const gg_strategy_options *options) {
-    return options->collectives == GG_COLLECTIVES_MPI ? "collectives='mpi'" : NULL;
-}

@@ -77,7 +77,5 @@ gg_status gg_strategy_at_all(const gg_strategy *strategy, gg_status status);
 
 /* `needs_all` of strategies that can always go on without a dead rank (exchange/types.h): NULL. */
 const char *gg_strategy_needs_none(const gg_strategy_options *options);
-/* `needs_all` of strategies whose sums survive if this package makes them. */
-const char *gg_strategy_needs_own_sums(const gg_strategy_options *options);
 
 #endif

@@ -135,6 +135,6 @@ static const gg_option options[] = {GG_OPTION_WIRE, GG_OPTION_COLLECTIVES, {.nam
 const gg_strategy_type gg_strategy_allreduce = {.name = "allreduce",
                                                 .options = options,
                                                 .create = allreduce_create,
-                                                .needs_all = gg_strategy_needs_own_sums,
+                                                .needs_all = gg_strategy_needs_none,
                                                 .local_momentum = true,
                                                 .keeps_equal = GG_EQUAL_REPLICAS};

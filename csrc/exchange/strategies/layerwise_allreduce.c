@@ -314,6 +314,6 @@ const gg_strategy_type gg_strategy_layerwise_allreduce = {.name = "layerwise-all
                                                           .check = gg_strategy_check_sizes,
                                                           .create = layerwise_create_plain,
                                                           .cost = layerwise_cost,
-                                                          .needs_all = gg_strategy_needs_own_sums,
+                                                          .needs_all = gg_strategy_needs_none,
                                                           .local_momentum = true,
                                                           .keeps_equal = GG_EQUAL_REPLICAS};
