@@ -100,7 +100,7 @@ static gg_status assemble(gg_exchange *x, const gg_exchange_costs *costs) {
                                                  .trace = x->trace,
                                                  .mortal = x->transport->mortal},
                               &x->strategy));
-    GG_TRY(gg_kept_create(x->strategy, x->used.compression.local_momentum, &x->kept));
+    if (x->strategy->cancel != NULL) GG_TRY(gg_kept_create(x->strategy, x->used.compression.local_momentum, &x->kept));
     return create_factored(x);
 }
 
@@ -270,6 +270,10 @@ void gg_exchange_break(gg_exchange *x) {
 }
 
 void gg_exchange_regrouped(gg_exchange *x) {
+    if (x->strategy->regrouped != NULL) x->strategy->regrouped(x->strategy);
+}
+
+void gg_exchange_follow_transport(gg_exchange *x) {
     x->transport->rank = x->asked.transport->rank;
     x->transport->size = x->asked.transport->size;
 }

@@ -91,6 +91,8 @@ bool gg_exchange_breaks(const gg_exchange *x);
 /* Ends a broken step, or the rest of a complete one: nothing is in flight afterwards. */
 void gg_exchange_break(gg_exchange *x);
 /* The transport of the options has other ranks. */
+void gg_exchange_follow_transport(gg_exchange *x);
+/* After a rebuild on other ranks, with the rank's own state. */
 void gg_exchange_regrouped(gg_exchange *x);
 /* True if the arena at this place is equal on all ranks after each step. */
 bool gg_exchange_keeps_equal(const gg_exchange *x, int arena);

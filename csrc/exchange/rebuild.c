@@ -150,7 +150,7 @@ gg_status gg_exchange_rebuild(gg_exchange *x, const gg_rebuild *how) {
     gg_transport *transport = gg_exchange_transport(x);
     GG_TRY_CLEANUP(whole_read(x, how, &whole));
     const bool has_mean = gg_exchange_has_mean(x);
-    if (how->regrouped) gg_exchange_regrouped(x);
+    if (how->regrouped) gg_exchange_follow_transport(x);
     gg_message_recycle(transport, true);
     gg_exchange_keep_arenas(x, how->regrouped);
     gg_exchange_dismantle(x);
@@ -164,6 +164,7 @@ gg_status gg_exchange_rebuild(gg_exchange *x, const gg_rebuild *how) {
     else GG_TRY_CLEANUP(whole_load(x, &whole));
     gg_exchange_state(x)->step = whole.step;
     gg_exchange_state(x)->push_sum_since = whole.push_sum_since;
+    if (how->regrouped) gg_exchange_regrouped(x);
 cleanup:
     gg_message_recycle(transport, false);
     whole_free(&whole);

@@ -62,7 +62,7 @@ static gg_status compare(gg_replica *r) {
     int64_t *all = NULL;
     int donor = 0;
     bool differ = false;
-    gg_exchange_regrouped(r->exchange);
+    gg_exchange_follow_transport(r->exchange);
     gg_transport_set_epoch(transport, transport->epoch + 1);
     GG_TRY_CLEANUP(gg_alloc((size_t)transport->size * sizeof *all, "steps of all ranks", &all));
     GG_TRY_CLEANUP(gg_allgather(transport, &own, sizeof own, all));

@@ -4,7 +4,7 @@ gg_status gg_kept_create(const gg_strategy *strategy, bool local_momentum, gg_ke
     const gg_strategy_env *env = &strategy->env;
     const gg_state *state = env->state;
     *out = (gg_kept){0};
-    if (!env->mortal || strategy->cancel == NULL || gg_state_residue(state) == NULL) return GG_OK;
+    if (!env->mortal || gg_state_residue(state) == NULL) return GG_OK;
     for (int i = 0; i < state->arenas; ++i) {
         const gg_arena_kind kind = state->arena[i].kind;
         if (kind != GG_ARENA_RESIDUE && !(kind == GG_ARENA_MOMENT && local_momentum)) continue;

@@ -10,7 +10,7 @@ typedef struct gg_kept {
     bool taken;                 /* the copies are those of the step under way */
 } gg_kept;
 
-/* Allocates copies if a death breaks the strategy's steps. After a failure gg_kept_destroy frees. */
+/* Allocates copies if ranks may die and values are unsent. After a failure gg_kept_destroy frees. */
 gg_status gg_kept_create(const gg_strategy *strategy, bool local_momentum, gg_kept *out);
 void gg_kept_destroy(const gg_strategy_env *env, gg_kept *kept); /* all zero is a no-op */
 /* Copies the arenas. Nothing is in flight. */

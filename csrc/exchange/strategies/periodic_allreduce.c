@@ -4,11 +4,17 @@
  * With compression a rank sends the moves of its weights since the last mean, the base, with error feedback. All ranks
  * continue from the base plus the mean of the sent moves. Moments stay private. The base is an arena, so that a run may
  * be resumed between two means. If a rank does not know it, because weights have been loaded, the next mean is one of
- * whole weights. So are the means of the first steps. */
+ * whole weights. So are the means of the first steps.
+ *
+ * Where ranks may die, sums are made in landings, which become weights and moments when all are complete. If a death
+ * breaks a mean, this rank keeps its own weights and trains on; another may have made the mean. At the end of the first
+ * step without the dead, all ranks make a mean of whole weights. */
 #include "base/memory.h"
 #include "comm/collective.h"
 #include "exchange/codec/packed.h"
 #include "exchange/parts/flight.h"
+#include "exchange/parts/kept.h"
+#include "exchange/parts/receipts.h"
 #include "exchange/parts/reduction.h"
 #include "exchange/types.h"
 
@@ -30,17 +36,40 @@ typedef struct periodic_allreduce {
     int64_t warmup;
     gg_segments segments;
     gg_compression_counts counts;
+    /* Where ranks may die only: */
+    float *landing[GG_MAX_ARENAS]; /* one an arena that is averaged */
+    gg_kept kept;                  /* the residue before a mean */
+    gg_receipts receipts;
+    bool retries; /* the next step's end makes a mean of whole weights */
 } periodic_allreduce;
+
+static bool is_averaged(const gg_state *state, int arena) {
+    return state->arena[arena].kind == GG_ARENA_WEIGHT || state->arena[arena].kind == GG_ARENA_MOMENT;
+}
+
+static void copy_arena(periodic_allreduce *s, float *to, const float *from) {
+    gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, to, from, s->head.env.state->count * sizeof *to);
+}
+
+static gg_status average_arenas(periodic_allreduce *s) {
+    const gg_state *state = s->head.env.state;
+    const bool mortal = s->head.env.mortal;
+    for (int i = 0; i < state->arenas; ++i) {
+        if (!is_averaged(state, i)) continue;
+        if (mortal) copy_arena(s, s->landing[i], state->arena[i].data);
+        GG_TRY(gg_reduction_run_all(s->averaging, mortal ? s->landing[i] : state->arena[i].data, s->equal_share));
+    }
+    for (int i = 0; mortal && i < state->arenas; ++i)
+        if (is_averaged(state, i)) copy_arena(s, state->arena[i].data, s->landing[i]);
+    return GG_OK;
+}
 
 static gg_status average_all(periodic_allreduce *s) {
     const gg_state *state = s->head.env.state;
-    for (int i = 0; i < state->arenas; ++i)
-        if (state->arena[i].kind == GG_ARENA_WEIGHT || state->arena[i].kind == GG_ARENA_MOMENT)
-            GG_TRY(gg_reduction_run_all(s->averaging, state->arena[i].data, s->equal_share));
+    GG_TRY(average_arenas(s));
     if (s->moving == NULL) return GG_OK;
     gg_compression_count_dense(s->segments.segment, s->segments.count, &s->counts);
-    gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, s->base, gg_state_weights(state),
-                   state->count * sizeof *s->base);
+    copy_arena(s, s->base, gg_state_weights(state));
     s->base_state = BASE_KNOWN;
     return GG_OK;
 }
@@ -64,8 +93,20 @@ static gg_status average_moves(periodic_allreduce *s) {
                                      s->moved);
     GG_TRY(gg_reduction_run_all(s->moving, s->moved, s->equal_share));
     env->device->table->weighted_sum(env->device, count, 2, (const float *const[]){s->base, s->moved}, sum, weights);
-    gg_device_copy(env->device, GG_QUEUE_COMPUTE, s->base, weights, count * sizeof *s->base);
+    copy_arena(s, s->base, weights);
     return GG_OK;
+}
+
+/* This rank keeps its weights. All of the group know that its next mean cannot be complete either. */
+static void give_up_mean(periodic_allreduce *s) {
+    gg_reduction_cancel(s->averaging);
+    if (s->moving != NULL) gg_reduction_cancel(s->moving);
+    gg_kept_restore(&s->head, &s->kept);
+}
+
+static void count_mean(periodic_allreduce *s) {
+    for (int rank = 0; s->head.env.mortal && rank < s->head.env.transport->size; ++rank)
+        gg_receipts_whole(&s->receipts, rank, s->head.step);
 }
 
 static gg_status periodic_end(gg_strategy *strategy) {
@@ -73,13 +114,21 @@ static gg_status periodic_end(gg_strategy *strategy) {
     periodic_allreduce *s = (periodic_allreduce *)strategy;
     gg_flight flight = {0};
     bool packed = false;
-    if (strategy->env.transport->size == 1 || (strategy->step + 1) % s->period != 0) goto cleanup;
+    if (strategy->env.transport->size == 1) goto cleanup;
+    if ((strategy->step + 1) % s->period != 0 && !s->retries) goto cleanup;
     gg_flight_begin(&flight, strategy, -1);
+    gg_kept_take(strategy, &s->kept);
     if (s->moving != NULL) GG_TRY_CLEANUP(all_know_base(s, &packed));
     GG_TRY_CLEANUP(packed && strategy->step >= s->warmup ? average_moves(s) : average_all(s));
+    count_mean(s);
     gg_flight_complete(&flight, strategy);
     gg_flight_end_all(&flight, strategy, "weights");
 cleanup:
+    s->retries = false;
+    if (status == GG_ERROR_PEER && strategy->env.mortal) {
+        give_up_mean(s);
+        return GG_OK;
+    }
     return gg_strategy_at_all(strategy, gg_error_prefix(status, "mean of the replicas: "));
 }
 
@@ -87,8 +136,7 @@ static gg_status periodic_begin(gg_strategy *strategy) {
     periodic_allreduce *s = (periodic_allreduce *)strategy;
     const gg_state *state = strategy->env.state;
     if (s->moving == NULL || s->base_state != BASE_AT_BEGIN) return GG_OK;
-    gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, s->base, gg_state_weights(state),
-                   state->count * sizeof *s->base);
+    copy_arena(s, s->base, gg_state_weights(state));
     s->base_state = BASE_KNOWN;
     return GG_OK;
 }
@@ -96,6 +144,13 @@ static gg_status periodic_begin(gg_strategy *strategy) {
 static gg_status periodic_settle(gg_strategy *strategy) {
     ((periodic_allreduce *)strategy)->agreed = false;
     return GG_OK;
+}
+
+static void periodic_regrouped(gg_strategy *strategy) {
+    periodic_allreduce *s = (periodic_allreduce *)strategy;
+    s->retries = true;
+    s->base_state = BASE_UNKNOWN;
+    s->agreed = false;
 }
 
 /* A checkpoint loads the weights first. A checkpoint without a base gives zeros for it. */
@@ -111,6 +166,9 @@ static void periodic_destroy(gg_strategy *strategy) {
     gg_reduction_destroy(s->moving);
     gg_reduction_destroy(s->averaging);
     gg_segments_destroy(&s->segments);
+    gg_kept_destroy(&strategy->env, &s->kept);
+    gg_receipts_destroy(&s->receipts);
+    for (int i = GG_MAX_ARENAS - 1; i >= 0; --i) gg_message_free(strategy->env.transport, s->landing[i]);
     gg_state_destroy(&strategy->env);
     gg_device_free(strategy->env.device, s->moved);
     gg_free(s->equal_share);
@@ -142,6 +200,22 @@ static gg_status create_moving(periodic_allreduce *s, const gg_strategy_options 
                                &s->moving);
 }
 
+/* All that lets the others go on after a death. */
+static gg_status create_landings(periodic_allreduce *s) {
+    const gg_strategy_env *env = &s->head.env;
+    const gg_state *state = env->state;
+    if (!env->mortal) return GG_OK;
+    for (int i = 0; i < state->arenas; ++i)
+        if (is_averaged(state, i))
+            GG_TRY(gg_message_alloc_device(env->transport, state->count * sizeof(float), "a mean of the ranks",
+                                           &s->landing[i]));
+    GG_TRY(gg_kept_create(&s->head, false, &s->kept));
+    GG_TRY(gg_receipts_create(env->transport->size, &s->receipts));
+    s->head.receipts = &s->receipts;
+    s->head.regrouped = periodic_regrouped;
+    return GG_OK;
+}
+
 static gg_status periodic_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
     gg_status status = GG_OK;
     periodic_allreduce *made = NULL;
@@ -166,6 +240,7 @@ static gg_status periodic_create(const gg_strategy_options *options, const gg_st
             .group = env->transport, .count = env->state->count, .tag = GG_TAG_ALLREDUCE, .displaces = true},
         &made->averaging));
     if (residue != 0) GG_TRY_CLEANUP(create_moving(made, options));
+    GG_TRY_CLEANUP(create_landings(made));
 cleanup:
     if (status != GG_OK && made != NULL) periodic_destroy(&made->head), made = NULL;
     *out = made ? &made->head : NULL;
@@ -180,4 +255,4 @@ static const gg_option options[] = {GG_STRATEGY_OPTION(GG_OPTION_INT64, "period"
                                     {.name = NULL}};
 
 const gg_strategy_type gg_strategy_periodic_allreduce = {
-    .name = "periodic-allreduce", .options = options, .create = periodic_create};
+    .name = "periodic-allreduce", .options = options, .create = periodic_create, .needs_all = gg_strategy_needs_none};
