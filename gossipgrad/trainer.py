@@ -246,6 +246,7 @@ class Trainer(Replicas):
         self.see_samples(min(one.numbers))
         if not any(purpose == "training" for _, purpose in self.algorithms_chosen):
             self.choose_algorithms(len(samples[0][0]))
+        self.follow_step()
         self.prepare_rates(1, agree=False)
         losses = self.core.train_step(samples, targets)
         return losses if self.virtual else losses[0]

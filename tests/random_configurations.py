@@ -42,6 +42,7 @@ POOLS = {
     "exchange": ["auto", "weights+momentum", "weights", "slices", "gradients"],
     "slices": [None, None, 2, 3, 7],
     "mu": [0.9, 0.0, 0.5],
+    "allreduce_steps": [0, 0, 1, 3],
     "mix_gamma": [None],  # with compression alone: Configuration draws it
     "bucket_bytes": [None, 1, 300, 2000],
     "chunk_bytes": [None, 64, 448, 3000],

@@ -55,6 +55,7 @@ RUNS = {
     "hierarchical": (gg.GossipGraD(hierarchical=True, ranks_per_node=2, staleness=1), 203, 16, 0.9),
     "push-sum": (gg.GossipGraD(push_sum=True), 203, 16, 0.9),
     "push-sum, bfloat16, late": (gg.GossipGraD(push_sum=True, wire_dtype="bfloat16", staleness=1), 203, 16, 0.9),
+    "all-reduce first": (gg.GossipGraD(allreduce_steps=3, staleness=1, shuffle_samples=True), 203, 16, 0.9),
     "bfloat16": (gg.GossipGraD(wire_dtype="bfloat16"), 203, 16, 0.9),
     "bfloat16, late, small chunks": (
         gg.GossipGraD(wire_dtype="bfloat16", staleness=1, bucket_bytes=1, chunk_bytes=6000),

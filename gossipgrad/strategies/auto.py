@@ -109,7 +109,7 @@ def few_samples(
     exchange   the resolved one.
     members    nodes if hierarchical, else ranks.
     """
-    if not isinstance(strategy, GossipGraD) or exchange == "gradients" or members < 2:
+    if not isinstance(strategy, GossipGraD) or exchange == "gradients" or members < 2 or strategy.allreduce_steps:
         return None
     momentum = exchange == "weights+momentum"
     points = cost(samples * (ranks // members), members, norm, momentum)

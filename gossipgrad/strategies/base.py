@@ -72,6 +72,10 @@ class Strategy:
         """The keywords, with the name as "strategy", in terms of JSON."""
         return {"strategy": self.name, **asdict(self)}
 
+    def options_at(self, step: int) -> dict[str, Any]:
+        """The options of the core for this step of a training."""
+        return self.options()
+
     def options(self) -> dict[str, Any]:
         """The options of the core."""
         return {"name": self.name, **{key: value for key, value in asdict(self).items() if value is not None}}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 from gossipgrad import _core
 from gossipgrad._core import Team
 from gossipgrad.compression import AdaComp, Mode
-from gossipgrad.errors import choice, store
+from gossipgrad.errors import choice, integer, store
 from gossipgrad.keywords import about
 from gossipgrad.strategies import shared
 from gossipgrad.strategies.base import Strategy
@@ -28,6 +28,7 @@ Exchange = Literal["auto", "weights+momentum", "weights", "slices", "gradients"]
 
 EXCHANGES = get_args(Exchange)
 USUAL_SLICES = 8  # of exchange="slices"
+_OF_ALLREDUCE = ("wire_dtype", "collectives", "bucket_bytes", "chunk_bytes", "shuffle_samples")  # keywords of both
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +149,10 @@ class GossipGraD(Partnered):
                   permutations=R at most R times as many; with rotate alone, and for "random", p - 1, the most possible.
                   At most 32 are allowed. Only weights are exchanged, not momentum. With staleness 0,
                   without slices, push_sum and hierarchical.
+    allreduce_steps  N: the first N steps of a training are those of LayerwiseAllReduce(), with these collectives, sizes
+                  and wire_dtype; gossip follows. Replicas are farthest apart in the first steps, where that costs
+                  accuracy with few samples a rank (docs/learning_by_gossip.md). A resumed training continues to count.
+                  Of a Trainer alone; not with compression, and not where ranks may die.
     shuffle_samples  the ranks' shards move around a ring during training. In each step every rank sends one batch of
                   samples with their targets to rank r - 1, and those from rank r + 1 replace them. It costs a copy of
                   the shard. A sample stays at its place in the shard, and all ranks visit the places in one order. So
@@ -167,6 +172,9 @@ class GossipGraD(Partnered):
     bucket_bytes: int | None = shared.option("gossipgrad", "bucket_bytes")
     chunk_bytes: int | None = shared.option("gossipgrad", "chunk_bytes")
     mix_gamma: float | None = shared.option("gossipgrad", "mix_gamma")
+    allreduce_steps: int = field(
+        default=0, metadata=about("an all-reduce in this many first steps of the training, then gossip")
+    )
     shuffle_samples: bool = shared.option("gossipgrad", "shuffle_samples")
 
     def _uncompressed(self) -> list[tuple[str, Any, str]]:
@@ -176,6 +184,7 @@ class GossipGraD(Partnered):
             ("hierarchical", False, why),
             ("push_sum", False, why),
             ("staleness", 0, why),
+            ("allreduce_steps", 0, why),
         ]
 
     def check_compression(self, compression: AdaComp) -> None:
@@ -202,6 +211,7 @@ class GossipGraD(Partnered):
             self,
             staleness=choice("staleness", self.staleness, (0, 1)),
             exchange=choice("exchange", self.exchange, EXCHANGES),
+            allreduce_steps=integer("allreduce_steps", self.allreduce_steps, 0),
         )
         super().__post_init__()
         self._check_slices()
@@ -225,8 +235,16 @@ class GossipGraD(Partnered):
                 "allowed: 'auto', 'weights+momentum', 'weights', 'slices'"
             )
 
+    def options_at(self, step: int) -> dict[str, Any]:
+        if step >= self.allreduce_steps:
+            return self.options()
+        alike = {key: getattr(self, key) for key in _OF_ALLREDUCE}
+        return {"name": "layerwise-allreduce", **{key: value for key, value in alike.items() if value is not None}}
+
     def options(self) -> dict[str, Any]:
-        return super().options() | {"exchange": "weights" if self.exchange == "slices" else self.exchange}
+        made = super().options() | {"exchange": "weights" if self.exchange == "slices" else self.exchange}
+        del made["allreduce_steps"]
+        return made
 
     def exchange_on(self, nodes: int) -> str:
         """The kind of exchange for ranks on `nodes` machines."""

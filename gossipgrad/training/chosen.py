@@ -40,10 +40,13 @@ def checked_optimizer(optimizer: optim.Optimizer | None) -> optim.Optimizer:
     return copy.copy(optimizer)  # a copy, because it receives the steps of this training
 
 
-def checked_strategy(strategy: strategies.Strategy | str | None, auto: bool = False) -> strategies.Strategy:
+def checked_strategy(
+    strategy: strategies.Strategy | str | None, auto: bool = False, changes: bool = False
+) -> strategies.Strategy:
     """The strategy; None: GossipGraD. TypeError for other objects.
 
-    auto: "auto" is allowed, and becomes strategies.Auto().
+    auto     "auto" is allowed, and becomes strategies.Auto().
+    changes  True: the core's strategy may change between two steps.
     """
     if strategy is None:
         return strategies.GossipGraD()
@@ -57,6 +60,9 @@ def checked_strategy(strategy: strategies.Strategy | str | None, auto: bool = Fa
         names = [f"gossipgrad.{c.__name__}()" for c in strategies.BY_NAME.values()]
         allowed = ", ".join([*names, *(["'auto'"] if auto else [])])
         raise TypeError(f"strategy={strategy!r}: allowed: {allowed}{meant('', strategy, strategies.BY_NAME)}")
+    first = getattr(strategy, "allreduce_steps", 0)
+    if first and not changes:
+        raise ValueError(f"allreduce_steps={first}: allowed with gossipgrad.Trainer, whose strategy can change; else 0")
     return strategy
 
 
@@ -128,8 +134,10 @@ def exchanged(
 
 
 def strategy_options(
-    strategy: strategies.Strategy, exchange: str | None, compression: AdaComp | None
+    strategy: strategies.Strategy, exchange: str | None, compression: AdaComp | None, step: int = 0
 ) -> dict[str, Any]:
-    """The core's options of the strategy, with the result of `exchanged`, and of the compression."""
-    options = strategy.options() | ({} if exchange is None else {"exchange": exchange})
+    """The core's options of the strategy in this step, with the result of `exchanged`, and of the compression."""
+    options = strategy.options_at(step)
+    if exchange is not None and options["name"] == strategy.name:
+        options["exchange"] = exchange
     return options if compression is None else options | {"compression": compression.options()}

@@ -392,8 +392,9 @@ class Loop:
 
     def _pause(self, step: int) -> int:
         """Do everything due before this step of the epoch; returns the step of the next pause."""
-        state = self.trainer.fit_state
-        following = [step + every - step % every for every in self._pauses]
+        state, change = self.trainer.fit_state, getattr(self.trainer.strategy, "allreduce_steps", 0)
+        self.trainer.follow_step()
+        following = [step + every - step % every for every in self._pauses] + [change] * (step < change)
         if self.apoptosis is not None:
             if self.apoptosis.next(step) == step:
                 self.shrunk(self.apoptosis.make())

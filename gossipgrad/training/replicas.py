@@ -176,7 +176,7 @@ class Replicas:
             self.heads = heads.with_losses(net.heads, loss, loss_weights)
             self.loss = self.heads[0].kind  # the main one's name
             self.optimizer = checked_optimizer(optimizer)
-            given = checked_strategy(strategy, auto=True)
+            given = checked_strategy(strategy, auto=True, changes=True)
             self.undecided = isinstance(given, strategies.Auto)  # until the samples of a rank are known
             checked_compression(compression, given)
             self.strategy = strategies.GossipGraD() if self.undecided else given
@@ -343,6 +343,8 @@ class Replicas:
         self.core.check_survival()
         if self.apoptosis is not None:
             raise ValueError("ranks that may die: not with apoptosis, whose plans are of all ranks")
+        if getattr(self.strategy, "allreduce_steps", 0):
+            raise ValueError("ranks that may die: not with allreduce_steps, after which all ranks change together")
 
     @property
     def step(self) -> int:
@@ -425,6 +427,7 @@ class Replicas:
         """A core trainer in the initial state, or in the state of the one before it."""
         schedule = self.optimizer.timing.options(self.optimizer.total or 1) | {"lr": self.optimizer.lr}
         state = self.state() if self._core is not None else None
+        strategy = self._strategy_options(0 if state is None else state[0])
         since = None if self._core is None else (self.core.exchange.push_sum_since, self.core.exchange.moments_since)
         self._core = None  # frees its memory first
         self._core = _core.Trainer(
@@ -432,7 +435,7 @@ class Replicas:
             self.team,
             loss=[one.core() for one in self.heads],
             optimizer=self.optimizer.options() | {"schedule": schedule},
-            strategy=self._strategy_options(),
+            strategy=strategy,
             seed=self.seed,
             threads=self.threads,
             backend=self.backend,
@@ -446,6 +449,7 @@ class Replicas:
             graphs=self.graphs,
             costs=self.costs,
         )
+        self._exchanges_by = strategy["name"]
         self._core.set_algorithms(algorithms.choices(self.algorithms), algorithms.first_tables(self.algorithms))
         exchange = self._core.exchange
         if state is not None and since is not None:
@@ -455,13 +459,21 @@ class Replicas:
         elif self.net.loaded:
             exchange.load_arena("weight", self.net.weights(self.seed))
 
-    def _strategy_options(self) -> Record:
-        """Options of the strategy and the compression for the core, with "auto" resolved."""
-        options = strategy_options(self.strategy, self.exchange, self.compression)
+    def _strategy_options(self, step: int) -> Record:
+        """Options of the strategy in this step and of the compression for the core, with "auto" resolved."""
+        options = strategy_options(self.strategy, self.exchange, self.compression, step)
         if self.compression is not None:
             # A layer that shrinks stays packed: otherwise its residue would never be sent.
             options["compression"]["packs"] = list(self.compression.packed(self.born))
         return options
+
+    def follow_step(self, step: int | None = None) -> None:
+        """Exchange as the strategy does from this step on, None: from the current one. Between steps. Collective."""
+        options = self._strategy_options(self.step if step is None else step)
+        if options["name"] != self._exchanges_by:
+            self.core.reshape(strategy=options)
+            self._exchanges_by = options["name"]
+            self._describe_network()
 
     def _straggler_options(self) -> tuple[float, float, int]:
         one = self.straggler or cluster.Straggler(0.0, 0.0)
@@ -651,6 +663,7 @@ class Replicas:
         self, step: int, parts: Sequence[dict[str, Arrays]], consensus: Arrays, trained: int | None = None
     ) -> None:
         """Continue from the result of state(), by mixing.resume. trained: None: all ranks have. Collective."""
+        self.follow_step(step)
         mixing.resume(self.core.exchange, parts, consensus, trained or self.size)
         for local, part in enumerate(parts):
             self.core.load_carried(part.get(CARRIED, {}), local)
