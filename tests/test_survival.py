@@ -165,7 +165,7 @@ def test_refusals(tmp_path):
     for strategy, message in (
         (gg.OverlappedAveraging(), "not with the strategy overlapped-averaging.*allowed: .*gossipgrad"),
         (gg.GossipGraD(hierarchical=True, ranks_per_node=1), "hierarchical=True"),
-        (gg.DiLoCo(period=2), "diloco"),
+        (gg.ElasticAveraging(), "elastic-averaging"),
     ):
         with pytest.raises(ValueError, match=message):
             gg.Trainer(linear(), loss="mean_squared_error", strategy=strategy, comm=cluster)

@@ -23,17 +23,17 @@ OPTIMIZERS = {
 }
 
 
-def trained(strategy, p, deaths, *, optimizer="sgd", epochs=1, net=None, compression=None, **options):
+def trained(strategy, p, deaths, *, optimizer="sgd", epochs=1, compression=None, callback=(), **options):
     x, y = one_hot(SAMPLES)
     trainer = gg.Trainer(
-        net or linear(SAMPLES),
+        linear(SAMPLES),
         loss="mean_squared_error",
         optimizer=OPTIMIZERS[optimizer](),
         strategy=strategy,
         compression=compression,
         comm=gg.VirtualCluster(p, deaths=deaths, **options),
     )
-    history = trainer.fit(x, y, epochs=epochs, batch_size=BATCH, progress=False)
+    history = trainer.fit(x, y, epochs=epochs, batch_size=BATCH, progress=False, callbacks=callback)
     return trainer, history
 
 
@@ -178,3 +178,69 @@ def test_the_state_is_that_of_whole_steps(kind):
             check_equal(trainer, history, p, [dead])
             made.add(compared.step)
     assert made == {3, 4}
+
+
+# ---- means of weights, and outer steps
+
+LOCAL = {
+    "mean of each step": (lambda: gg.PeriodicAllReduce(period=1), None),
+    "means": (lambda: gg.PeriodicAllReduce(period=3), None),
+    "bfloat16": (lambda: gg.PeriodicAllReduce(period=2, wire_dtype="bfloat16"), None),
+    "moves": (lambda: gg.PeriodicAllReduce(period=1), COMPRESSION),
+    "outer": (lambda: gg.DiLoCo(period=2), None),
+    "hidden": (lambda: gg.DiLoCo(period=3, delay=2), None),
+    "fragments": (lambda: gg.DiLoCo(period=4, fragments=3, outer_nesterov=True), None),
+    "groups": (lambda: gg.NoLoCo(period=2), None),
+    "hidden groups": (lambda: gg.NoLoCo(period=3, delay=2, group=3), None),
+}
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_local_steps_go_on(name):
+    """No sample is lost, and what was equal on all ranks is so again after the first step without the dead."""
+    make, compression = LOCAL[name]
+    for optimizer in ("momentum", "adam"):
+        plain = trained(make(), 3, None, optimizer=optimizer, compression=compression)[0]
+        mortal = trained(make(), 3, {1: 10**6}, optimizer=optimizer, compression=compression)[0]
+        assert mortal.weights_sha256() == plain.weights_sha256()
+    for p, jump in (2, 1), (3, 2), (5, 9):
+        for after in range(0, 5 * p, jump):
+            for step in (1, 2):
+                deaths = {p - 1: gg.Death(step=step, after_messages=after)}
+                how = {"optimizer": "momentum", "epochs": 2, "compression": compression}
+                trainer, history = trained(make(), p, deaths, **how)
+                assert trainer.size == p - 1 and history.views[0]["died"] == [p - 1]
+                assert (own_weights(trainer) != 0).any(axis=0).all()
+                assert np.isfinite(own_weights(trainer)).all()
+                own = [arenas(trainer, rank) for rank in range(trainer.size)]
+                equal = [key for key in own[0] if key.startswith("outer") and "groups" not in name]
+                equal += ["weight", "momentum"] if name == "mean of each step" else []
+                equal += ["weight"] if name == "moves" else []
+                for key in equal:
+                    for one in own[1:]:
+                        np.testing.assert_array_equal(one[key], own[0][key], f"{p} {after} {step} {key}")
+
+
+def test_a_broken_mean_changes_nothing():
+    """At the change a survivor has the mean over all ranks, or its own weights: nothing in between."""
+    alone, means = Steps(), Steps()
+    for callback, strategy in ((alone, gg.NoExchange()), (means, gg.PeriodicAllReduce(period=4))):
+        trained(strategy, 3, None, optimizer="adam", callback=callback)
+    found = set()
+
+    class Look(gg.Callback):
+        def on_view(self, trainer, change):
+            for place, rank in enumerate(change["ranks"] if change["step"] == 4 else []):
+                own = arenas(trainer, place)
+                kinds = [
+                    kind
+                    for kind, steps in (("alone", alone), ("mean", means))
+                    if all((own[key] == steps.states[4][rank][key]).all() for key in own)
+                ]
+                assert len(kinds) == 1, rank
+                found.add(kinds[0])
+
+    for after in range(20):
+        deaths = {2: gg.Death(step=3, after_messages=after)}
+        trained(gg.PeriodicAllReduce(period=4), 3, deaths, optimizer="adam", callback=Look())
+    assert found == {"alone", "mean"}

@@ -8,6 +8,7 @@
 /* A rank's training state, as whole arenas in memory of their own. */
 typedef struct whole_state {
     int64_t step, push_sum_since;
+    bool missed;
     int trained; /* the first ranks, which trained it */
     int arenas;
     gg_arena arena[GG_MAX_ARENAS]; /* `data` is this struct's, NULL for gradients */
@@ -69,6 +70,7 @@ static gg_status whole_read(gg_exchange *x, const gg_rebuild *how, whole_state *
     const gg_state *state = gg_exchange_state(x);
     const float *consensus = NULL;
     out->step = state->step;
+    out->missed = state->missed;
     const bool mixes_on = !how->regrouped && (how->strategy == NULL ||
                                               gg_strategy_mixes_alike(&gg_exchange_asked(x)->strategy, how->strategy));
     out->push_sum_since = mixes_on ? state->push_sum_since : state->step;
@@ -164,6 +166,7 @@ gg_status gg_exchange_rebuild(gg_exchange *x, const gg_rebuild *how) {
     else GG_TRY_CLEANUP(whole_load(x, &whole));
     gg_exchange_state(x)->step = whole.step;
     gg_exchange_state(x)->push_sum_since = whole.push_sum_since;
+    gg_exchange_state(x)->missed = how->regrouped && whole.missed;
     if (how->regrouped) gg_exchange_regrouped(x);
 cleanup:
     gg_message_recycle(transport, false);

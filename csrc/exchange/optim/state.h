@@ -59,6 +59,7 @@ typedef struct gg_state {
     int arenas;
     gg_arena arena[GG_MAX_ARENAS];
     int64_t step;           /* updates done */
+    bool missed;            /* a death has kept this rank from an outer step that others may have made */
     int64_t push_sum_since; /* before this step all ranks' push-sum scalars are 1; at most `step` */
     /* Memory of weights and gradients for the next list of arenas (gg_exchange_keep_arenas); data NULL means none. */
     gg_arena kept[GG_MOMENTS];

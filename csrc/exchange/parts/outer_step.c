@@ -4,6 +4,7 @@
 
 #include "base/memory.h"
 #include "base/parallel.h"
+#include "comm/collective.h"
 
 /* ---- the outer step ---- */
 
@@ -49,16 +50,28 @@ static gg_status outer_at(const gg_outer *s, int f, gg_status status) {
                           gg_error_prefix(status, "outer step: "));
 }
 
+/* GG_OK for a death, which breaks a fragment's exchange. */
+static gg_status outer_broken(gg_outer *s, int f, gg_status status) {
+    if (status != GG_ERROR_PEER || !s->head.env.mortal) return status;
+    s->rule->cancel(s, f);
+    s->fragment[f].broken = true;
+    return GG_OK;
+}
+
+static gg_status outer_finish(gg_outer *s, int f) { return outer_broken(s, f, s->rule->finish(s, f)); }
+
 static gg_status outer_start(gg_outer *s, int f) {
     gg_status status = GG_OK;
     gg_fragment *fragment = &s->fragment[f];
-    GG_TRY_CLEANUP(s->rule->finish(s, f));
+    GG_TRY_CLEANUP(outer_finish(s, f)); /* partners that have died need not read */
+    fragment->broken = false;
     if (s->sent != NULL)
         gg_device_copy(s->head.env.device, GG_QUEUE_COMPUTE, s->sent + fragment->offset,
                        gg_state_weights(s->head.env.state) + fragment->offset, fragment->count * sizeof(float));
     gg_flight_begin(&fragment->flight, &s->head, -1);
-    GG_TRY_CLEANUP(s->rule->start(s, f));
+    GG_TRY_CLEANUP(outer_broken(s, f, s->rule->start(s, f)));
     fragment->begun = s->head.step;
+    fragment->flies = true;
     s->in_flight[s->flying++] = f;
 cleanup:
     return outer_at(s, f, status);
@@ -71,13 +84,19 @@ static gg_status outer_complete(gg_outer *s) {
     gg_fragment *fragment = &s->fragment[f];
     size_t bytes = 0;
     double when = 0;
-    GG_TRY_CLEANUP(s->rule->receive(s, f, &bytes, &when));
+    if (!fragment->broken) GG_TRY_CLEANUP(outer_broken(s, f, s->rule->receive(s, f, &bytes, &when)));
+    s->flying--;
+    memmove(s->in_flight, s->in_flight + 1, (size_t)s->flying * sizeof *s->in_flight);
+    fragment->flies = false;
+    if (fragment->broken) {
+        s->head.env.state->missed = true;
+        goto cleanup;
+    }
+    if (s->head.env.mortal) s->rule->count(s, f);
     gg_flight_arrived(&fragment->flight, when, bytes);
     outer_apply(s, fragment);
     if (bytes > 0)
         gg_flight_end(&fragment->flight, &s->head, "outer step", fragment->first_layer, fragment->last_layer);
-    s->flying--;
-    memmove(s->in_flight, s->in_flight + 1, (size_t)s->flying * sizeof *s->in_flight);
 cleanup:
     return outer_at(s, f, status);
 }
@@ -88,6 +107,48 @@ static bool outer_has_turn(const gg_outer *s, int f) {
     return s->fragment[f].count > 0 && (s->head.step + 1) % s->period == turn % s->period;
 }
 
+/* ---- after a death ---- */
+
+/* Takes `from`'s values of an arena. Collective. */
+static gg_status outer_take(gg_outer *s, float *arena, int from) {
+    gg_status status = GG_OK;
+    const gg_strategy_env *env = &s->head.env;
+    const size_t bytes = env->state->count * sizeof *arena;
+    float *values = NULL;
+    GG_TRY_CLEANUP(gg_alloc(bytes, "an arena of outer steps", &values));
+    if (env->transport->rank == from) GG_TRY_CLEANUP(gg_device_read(env->device, values, arena, bytes));
+    GG_TRY_CLEANUP(gg_broadcast(env->transport, values, bytes, from));
+    if (env->transport->rank != from) GG_TRY_CLEANUP(gg_device_write(env->device, arena, values, bytes));
+cleanup:
+    gg_free(values);
+    return status;
+}
+
+/* *again: no rank has made all outer steps. Equal on all ranks. */
+static gg_status outer_join(gg_outer *s, bool *again) {
+    gg_status status = GG_OK;
+    const gg_strategy_env *env = &s->head.env;
+    const int p = env->transport->size;
+    const char own = env->state->missed;
+    char *all = NULL;
+    int first = 0;
+    *again = false;
+    GG_TRY_CLEANUP(gg_alloc((size_t)p, "ranks that have missed outer steps", &all));
+    GG_TRY_CLEANUP(gg_allgather(env->transport, &own, 1, all));
+    while (first < p && all[first]) ++first;
+    *again = first == p;
+    if (*again) first = 0;
+    if (p > 1) GG_TRY_CLEANUP(outer_take(s, s->phi, first));
+    if (p > 1) GG_TRY_CLEANUP(outer_take(s, s->m, first));
+    env->state->missed = s->joins = false;
+cleanup:
+    gg_free(all);
+    /* After another death it is tried again in the next view. */
+    return status == GG_ERROR_PEER && env->mortal ? GG_OK : status;
+}
+
+static void outer_regrouped(gg_strategy *strategy) { ((gg_outer *)strategy)->joins = true; }
+
 static gg_status outer_complete_due(gg_outer *s) {
     while (s->flying > 0 && s->fragment[s->in_flight[0]].begun + s->delay <= s->head.step) GG_TRY(outer_complete(s));
     return GG_OK;
@@ -95,9 +156,12 @@ static gg_status outer_complete_due(gg_outer *s) {
 
 static gg_status outer_end(gg_strategy *strategy) {
     gg_outer *s = (gg_outer *)strategy;
+    bool again = false;
     GG_TRY(outer_complete_due(s));
+    if (s->joins && s->rule->one_phi) GG_TRY(outer_join(s, &again));
     for (int f = 0; f < s->fragments; ++f)
-        if (outer_has_turn(s, f)) GG_TRY(outer_start(s, f));
+        if (!s->fragment[f].flies && (outer_has_turn(s, f) || (again && s->fragment[f].count > 0)))
+            GG_TRY(outer_start(s, f));
     GG_TRY(outer_complete_due(s)); /* those that no step hides */
     return GG_OK;
 }
@@ -105,14 +169,17 @@ static gg_status outer_end(gg_strategy *strategy) {
 static gg_status outer_poll(gg_strategy *strategy) {
     gg_outer *s = (gg_outer *)strategy;
     GG_TRY(gg_progress(strategy->env.transport));
-    for (int i = 0; i < s->flying; ++i) GG_TRY(outer_at(s, s->in_flight[i], s->rule->poll(s, s->in_flight[i])));
+    for (int i = 0; i < s->flying; ++i) {
+        const int f = s->in_flight[i];
+        if (!s->fragment[f].broken) GG_TRY(outer_at(s, f, outer_broken(s, f, s->rule->poll(s, f))));
+    }
     return GG_OK;
 }
 
 static gg_status outer_settle(gg_strategy *strategy) {
     gg_outer *s = (gg_outer *)strategy;
     while (s->flying > 0) GG_TRY(outer_complete(s));
-    for (int f = 0; f < s->fragments; ++f) GG_TRY(outer_at(s, f, s->rule->finish(s, f)));
+    for (int f = 0; f < s->fragments; ++f) GG_TRY(outer_at(s, f, outer_finish(s, f)));
     return GG_OK;
 }
 
@@ -180,6 +247,11 @@ gg_status gg_outer_init(gg_outer *s, const gg_outer_rule *rule, const gg_strateg
     if (s->delay > 0)
         GG_TRY(gg_device_alloc(env->device, env->state->count * sizeof *s->sent, "weights that were sent", &s->sent));
     cut_fragments(s, env->layout);
+    if (!env->mortal) return GG_OK;
+    GG_TRY(gg_receipts_create(env->transport->size, &s->receipts));
+    s->receipts.lag = s->period - s->period / s->fragments; /* the other fragments were sent before */
+    s->head.receipts = &s->receipts;
+    s->head.regrouped = outer_regrouped;
     return GG_OK;
 }
 
@@ -187,5 +259,6 @@ void gg_outer_deinit(gg_outer *s) {
     gg_state_destroy(&s->head.env);
     gg_free(s->fragment);
     gg_free(s->in_flight);
+    gg_receipts_destroy(&s->receipts);
     gg_device_free(s->head.env.device, s->sent);
 }

@@ -12,12 +12,17 @@
  * that was sent). Steps decide when, never messages: all ranks and all runs do the same. Settling applies all that is
  * in flight.
  *
- * Statistics are not trained: phi = mean, without momentum, so that no variance is extrapolated below zero. */
+ * Statistics are not trained: phi = mean, without momentum, so that no variance is extrapolated below zero.
+ *
+ * Where ranks may die, a death may break an exchange. This rank then keeps its phi, m and w, and trains on; another may
+ * have made the outer step. At the end of the first step without the dead, ranks with one phi take phi and m of the
+ * first rank that has missed none, and keep their w. If all have missed one, all fragments have a turn there. */
 #ifndef GG_EXCHANGE_PARTS_OUTER_STEP_H
 #define GG_EXCHANGE_PARTS_OUTER_STEP_H
 
 #include "exchange/parts/common.h"
 #include "exchange/parts/flight.h"
+#include "exchange/parts/receipts.h"
 
 #define GG_MAX_FRAGMENTS 1024
 
@@ -25,6 +30,8 @@ typedef struct gg_fragment {
     size_t offset, count; /* elements of the arenas, whole lanes; 0 if there are more fragments than lanes */
     int first_layer, last_layer;
     int64_t begun; /* the step after which its exchange began */
+    bool flies;
+    bool broken; /* by a death */
     gg_flight flight;
 } gg_fragment;
 
@@ -36,6 +43,10 @@ typedef struct gg_outer_rule {
     gg_status (*poll)(gg_outer *s, int f);                                 /* without waiting */
     gg_status (*receive)(gg_outer *s, int f, size_t *bytes, double *when); /* until s->moved holds mean - phi */
     gg_status (*finish)(gg_outer *s, int f); /* until partners have read it; a no-op if nothing was sent */
+    void (*cancel)(gg_outer *s, int f);
+    /* Counts the ranks whose weights are in the mean that has been received, as of the step in which it began. */
+    void (*count)(gg_outer *s, int f);
+    bool one_phi; /* phi and m are equal on all ranks */
     void (*destroy)(gg_strategy *strategy);
 } gg_outer_rule;
 
@@ -54,6 +65,8 @@ struct gg_outer {
     float *phi, *m;         /* arenas of the state */
     float *sent;            /* a copy of w from the exchange's beginning; NULL means that w has not changed since */
     float *moved;           /* mean - phi; the rule's */
+    gg_receipts receipts;   /* where ranks may die */
+    bool joins;             /* the first step without ranks that have died ends next */
 };
 
 /* Options of all strategies with outer steps. */

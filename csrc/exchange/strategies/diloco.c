@@ -40,6 +40,16 @@ static gg_status diloco_finish(gg_outer *s, int f) {
     return reduction != NULL ? gg_reduction_finish(reduction) : GG_OK;
 }
 
+static void diloco_cancel(gg_outer *s, int f) {
+    gg_reduction *reduction = ((diloco *)s)->reduction[f];
+    if (reduction != NULL) gg_reduction_cancel(reduction);
+}
+
+static void diloco_count(gg_outer *s, int f) {
+    for (int rank = 0; rank < s->head.env.transport->size; ++rank)
+        gg_receipts_whole(&s->receipts, rank, s->fragment[f].begun);
+}
+
 static void diloco_destroy(gg_strategy *strategy) {
     diloco *d = (diloco *)strategy;
     for (int f = d->outer.fragments - 1; f >= 0 && d->reduction != NULL; --f) gg_reduction_destroy(d->reduction[f]);
@@ -51,7 +61,8 @@ static void diloco_destroy(gg_strategy *strategy) {
 }
 
 static gg_status diloco_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
-    static const gg_outer_rule rule = {diloco_start, diloco_poll, diloco_receive, diloco_finish, diloco_destroy};
+    static const gg_outer_rule rule = {diloco_start,  diloco_poll,  diloco_receive, diloco_finish,
+                                       diloco_cancel, diloco_count, true,           diloco_destroy};
     gg_status status = GG_OK;
     diloco *made = NULL;
     const int p = env->transport->size;
@@ -85,4 +96,5 @@ const gg_strategy_type gg_strategy_diloco = {.name = "diloco",
                                              .options = options,
                                              .check = gg_outer_check,
                                              .create = diloco_create,
+                                             .needs_all = gg_strategy_needs_none,
                                              .keeps_equal = 1u << GG_ARENA_OUTER | 1u << GG_ARENA_OUTER_MOMENT};

@@ -77,6 +77,18 @@ static gg_status noloco_finish(gg_outer *s, int f) {
     return GG_OK;
 }
 
+static void noloco_cancel(gg_outer *s, int f) {
+    noloco *n = (noloco *)s;
+    gg_cancel_all(s->head.env.transport, noloco_requests(n, n->receives, f), n->most);
+    gg_cancel_all(s->head.env.transport, noloco_requests(n, n->sends, f), n->most);
+}
+
+static void noloco_count(gg_outer *s, int f) {
+    const noloco *n = (noloco *)s;
+    for (int i = 0; i < n->members[f]; ++i)
+        gg_receipts_whole(&s->receipts, noloco_member(n, f)[i], s->fragment[f].begun);
+}
+
 static void noloco_destroy(gg_strategy *strategy) {
     noloco *n = (noloco *)strategy;
     gg_transport *transport = strategy->env.transport;
@@ -96,7 +108,8 @@ static void noloco_destroy(gg_strategy *strategy) {
 }
 
 static gg_status noloco_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {
-    static const gg_outer_rule rule = {noloco_start, noloco_poll, noloco_receive, noloco_finish, noloco_destroy};
+    static const gg_outer_rule rule = {noloco_start,  noloco_poll,  noloco_receive, noloco_finish,
+                                       noloco_cancel, noloco_count, false,          noloco_destroy};
     gg_status status = GG_OK;
     noloco *n = NULL;
     const int p = env->transport->size;
@@ -127,5 +140,8 @@ static const gg_option options[] = {GG_OUTER_OPTIONS,
                                                        .bounds = GG_FROM_TO(2, 4096)),
                                     {.name = NULL}};
 
-const gg_strategy_type gg_strategy_noloco = {
-    .name = "noloco", .options = options, .check = gg_outer_check, .create = noloco_create};
+const gg_strategy_type gg_strategy_noloco = {.name = "noloco",
+                                             .options = options,
+                                             .check = gg_outer_check,
+                                             .create = noloco_create,
+                                             .needs_all = gg_strategy_needs_none};
