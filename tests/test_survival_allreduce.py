@@ -265,3 +265,26 @@ def test_a_broken_mean_of_moves_keeps_the_residue():
         deaths = {2: gg.Death(step=5, after_messages=after)}
         trained(gg.PeriodicAllReduce(period=3), 3, deaths, callback=Look(), compression=COMPRESSION)
     assert found == {True, False}
+
+
+def test_several_messages_of_a_step():
+    """Gradients of more than 4 MiB, compressed: no message's weights are updated before the last has come."""
+    x, y = np.ones((8, 1024), np.float32), np.ones((8, 1024), np.float32)
+
+    def fit(deaths, callback):
+        trainer = gg.Trainer(
+            gg.Sequential([gg.Linear(1024, bias=False), gg.Linear(1024, bias=False)], input=(1024,)),
+            loss="mean_squared_error",
+            optimizer=gg.SGD(lr=LR),
+            strategy=gg.AllReduce(),
+            compression=gg.AdaComp(warmup=0),
+            comm=gg.VirtualCluster(3, deaths=deaths),
+        )
+        trainer.fit(x, y, epochs=1, batch_size=1, progress=False, callbacks=callback)
+
+    steps = Steps()
+    fit(None, steps)
+    for after in (2, 3):  # of two messages to two ranks
+        changed = Compared(steps.states)
+        fit({2: gg.Death(step=1, after_messages=after)}, changed)
+        assert changed.step == after - 1

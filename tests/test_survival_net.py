@@ -146,6 +146,8 @@ def test_a_random_death_loses_no_sample(seed, survive):
         "gg.GossipGraD(staleness=1)",
         "gg.GossipGraD(exchange='weights', slices=2)",
         "gg.PushGossip()",
+        "gg.PeriodicAllReduce(period=3)",
+        "gg.DiLoCo(period=5, fragments=2)",
     ],
 )
 def test_random_deaths_by_strategy(strategy, seed, survive):
@@ -174,7 +176,7 @@ def test_sums_of_gradients(seed, survive):
     dead = draw.sample(range(ranks), draw.randint(1, ranks - 1))
     deaths = [{"rank": rank, "at": draw.uniform(0.01, 0.25)} for rank in dead]
     strategy = "gg.LayerwiseAllReduce(chunk_bytes=256)" if seed % 2 else "gg.AllReduce()"
-    found, _ = survive(ranks, {"deaths": deaths, "strategy": strategy, "epochs": 1})
+    found, _ = survive(ranks, {"deaths": deaths, "strategy": strategy, "epochs": 1, "delay": 0.002})
     check(found, ranks, dead, epochs=1)
     assert len(set(found["hashes"])) == 1
     check_once(np.array(found["weights"]))
