@@ -115,7 +115,7 @@ def survive(tmp_path):
         script = tmp_path / "script.py"
         script.write_text(text)
         env = {**os.environ, "CASE": json.dumps(case), "OMP_NUM_THREADS": "1"}
-        done = run_group([*RUN, "--survive", "-n", str(ranks), *options, str(script)], 90, env=env)
+        done = run_group([*RUN, "--survive", "-n", str(ranks), *options, str(script)], env=env)
         assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         return (json.loads(lines[-1]) if lines else None), done.stderr

@@ -5,3 +5,4 @@ from __future__ import annotations
 from gossipgrad.exchange.exchange import Exchange as Exchange
 from gossipgrad.exchange.exchange import Gradients as Gradients
 from gossipgrad.exchange.exchange import Replica as Replica
+from gossipgrad.exchange.survivor import View as View
