@@ -17,7 +17,7 @@ import pytest
 from test_net import is_alive, wait_for
 from test_survival_net import SCRIPT, check
 
-from gossipgrad.launch import coordinator, lines, net_launcher
+from gossipgrad.launch import coordinator, lines, net_launcher, start
 
 KEY = "0123456789abcdef0123"
 SLOW = {"delay": 0.02, "epochs": 3, "deaths": []}  # seconds of training
@@ -276,6 +276,16 @@ def test_strangers_are_dropped(text, why):
     with theirs, pytest.raises(lines.DroppedError, match=why):
         wait_for(lambda: line.receive() and False)
     line.close()
+
+
+def test_one_command_starts_one_node(monkeypatch):
+    monkeypatch.setenv(lines.SECRET, KEY)
+    words = ["-n", "5", "--transport", "net", "--survive", "--nodes", "2", "--coordinator", "a:1", "--bind", "none"]
+    made = start.plan([*words, "--node", "1", "--lease", "3", "train"]).command
+    assert made[made.index("--node") + 1] == "1" and made[made.index("--lease") + 1] == "3"
+    assert KEY not in " ".join(made)
+    with pytest.raises(start.LaunchError, match="--node is '2'; allowed: 0 to 1"):
+        start.plan([*words, "--node", "2", "train"])
 
 
 def test_a_node_is_dead_after_lease_and_margin():

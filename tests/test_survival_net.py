@@ -239,6 +239,10 @@ def test_an_error_of_all_ranks_ends_all(survive):
     ("words", "text"),
     [
         (["--stopped", "3"], "--stopped without --survive"),
+        (["--survive", "--node", "0"], "--node without --coordinator; allowed: with it"),
+        (["--coordinator", "a:1"], "--coordinator without --survive; allowed: with it"),
+        (["--survive", "--coordinator", "a"], "--coordinator is 'a'; allowed: HOST:PORT"),
+        (["--survive", "--coordinator", "a:1"], "GOSSIPGRAD_SECRET has 0 characters; allowed: at least 16"),
         (["--survive", "--stopped", "nan"], "--stopped is 'nan'; allowed: more than 0, at most 86400 seconds"),
     ],
 )

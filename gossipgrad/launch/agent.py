@@ -190,7 +190,8 @@ class Agent(Job):
 
     def is_over(self) -> bool:
         # A coordinator that comes back must hear that the ranks have ended.
-        return not self.running and (self.cut or self.deadline is not None or (self.line is not None and self.line.proven))
+        heard = self.line is not None and self.line.proven
+        return not self.running and (heard or self.cut or self.deadline is not None)
 
     def _receive(self, line: Line) -> None:
         try:

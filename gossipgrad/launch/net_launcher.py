@@ -173,9 +173,7 @@ class Job:
         host = self.host()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listeners = {
-            rank: socket.create_server((host, 0), family=family, backlog=self.size)
-            for rank in self.ranks
-            if several
+            rank: socket.create_server((host, 0), family=family, backlog=self.size) for rank in self.ranks if several
         }
         addresses, secret = self.meet([one.getsockname()[:2] for one in listeners.values()])
         facts = {

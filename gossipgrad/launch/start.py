@@ -42,18 +42,7 @@ options (before COMMAND):
   --nodes N           with --transport net: N groups of ranks that connect by
                       TCP, as ranks of several hosts would; for tests
   --survive           with --transport net: when a rank dies while fit trains,
-                      the others go on without it (docs/survival.md)
-  --min-ranks N       with --survive: fewer than N ranks end (default: 1)
-  --stopped SECONDS   with --survive: a rank that SIGSTOP has stopped for longer
-                      is killed, and counts as dead (default: 10)
-  --coordinator HOST:PORT with --survive and --nodes N: this command starts node
-                      --node I (0 to N-1) of a job of several hosts, one such
-                      command a node; -n counts the ranks of all nodes. Wants
-                      GOSSIPGRAD_SECRET, and "gossipgrad coordinator HOST:PORT"
-  --lease SECONDS     with --coordinator: a node that does not reach it for
-                      longer kills its ranks, and the others go on (default: 5)
-  --grace SECONDS     with --coordinator: all train on for this time without a
-                      coordinator; then they save and end (default: 60)
+                      the others go on without it; --help-all has its options
   --stdin             rank 0 reads the lines of this command's standard input
                       (Open MPI 5.0 does not pass on its end); without this
                       option all ranks read an empty one
@@ -72,6 +61,23 @@ on. USR1 and USR2 are passed on to the ranks.
 For root a plain mpiexec of Open MPI refuses to start without
 OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, which this
 command sets.
+"""
+
+MORE = """
+options of --survive (docs/survival.md):
+  --min-ranks N       fewer than N ranks end (default: 1)
+  --stopped SECONDS   a rank that SIGSTOP has stopped for longer is killed, and
+                      counts as dead (default: 10)
+  --coordinator HOST:PORT
+                      several hosts: this command starts node I of --nodes N
+                      alone. -n counts the ranks of all nodes. Each node has
+                      such a command, with one GOSSIPGRAD_SECRET, and
+                      "gossipgrad coordinator HOST:PORT" runs somewhere
+  --node I            which node this is, 0 to N-1
+  --lease SECONDS     a node that has not reached the coordinator for longer
+                      kills its ranks, and the others go on (default: 5)
+  --grace SECONDS     without a coordinator all train on for this time; then
+                      they save and end (default: 60)
 """
 
 # Max ranks on one machine, and on several: more is a typing error.
@@ -610,7 +616,7 @@ def main(
     ended the ranks.
     """
     if any(word in ("-h", "--help", "--help-all") for word in _own_options(argv)):
-        print(USAGE, end="", flush=True)
+        print(USAGE + (MORE if "--help-all" in argv else ""), end="", flush=True)
         return 0
     from gossipgrad.launch import leftovers
 

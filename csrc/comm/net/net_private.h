@@ -62,7 +62,7 @@ typedef struct gg_net_peer {
     int rank, place; /* place -1: of another node */
     int socket;
     gg_net_ring *out, *in;
-    bool gone, died; /* died: gg_net_transport_died */
+    bool gone, died;                /* died: gg_net_transport_died */
     double fails_at;                /* gone: waits for it fail from this time on */
     gg_request *sends, *sends_last; /* not wholly written */
     /* The message that arrives: */
