@@ -102,6 +102,17 @@ def test_the_notebook_runs(tmp_path):
 
 
 @pytest.mark.full
+def test_when_ranks_die(tmp_path):
+    outputs = executed("when_ranks_die.ipynb", tmp_path)
+    lines = "".join(o.get("text", "") for o in outputs).splitlines()
+    samples = [line.split(": ")[1].split(" samples")[0] for line in lines if line.startswith("epoch")]
+    assert samples == ["4000"] * 6
+    accuracy = [float(line.split("accuracy ")[1].split(" ")[0]) for line in lines if "accuracy" in line]
+    assert len(accuracy) == 2 and min(accuracy) > 93
+    assert outputs[-1]["data"]["text/plain"] == "True", "the run repeats"
+
+
+@pytest.mark.full
 def test_apoptosis(data_dir, tmp_path):
     outputs = executed("apoptosis.ipynb", tmp_path)
     assert sum("image/png" in o.get("data", {}) for o in outputs) == 1
