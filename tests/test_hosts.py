@@ -16,6 +16,7 @@ import time
 import pytest
 from test_net import is_alive, wait_for
 from test_survival_net import SCRIPT, check
+from test_view_keeper import host, tell, words
 
 from gossipgrad.launch import coordinator, lines, net_launcher, start
 
@@ -157,6 +158,16 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_others_go_on(job):
     assert "node 1 (ranks 2 to 3) is dead" in one.said("coordinator")
 
 
+def test_a_node_that_is_told_to_end_leaves_the_others_alone(job):
+    one = job(epochs=2)
+    coordinator_ = one.coordinate()
+    agents = [one.agent(node) for node in (0, 1)]
+    wait_for(one.trains)
+    agents[1].terminate()
+    assert agents[1].wait(60) == 143 and agents[0].wait(60) == 0 and coordinator_.wait(60) == 0
+    check(one.result(), 4, [2, 3])
+
+
 def test_a_cut_node_has_killed_its_ranks_before_the_others_go_on(job):
     one = job(epochs=8)
     coordinator_ = one.coordinate()
@@ -278,6 +289,127 @@ def test_strangers_are_dropped(text, why):
     line.close()
 
 
+class Fake:
+    """An agent of which the test sends every word."""
+
+    def __init__(self, port, node, key=KEY):
+        self.line = lines.Line(socket.create_connection(("127.0.0.1", port)), key.encode(), False)
+        self.node, self.heard = node, []
+        if key == KEY:
+            wait_for(self.pump)
+
+    def pump(self):
+        self.heard += self.line.receive()
+        return self.line.proven
+
+    def hello(self, **words):
+        first = {"kind": "hello", "node": self.node, "size": 2, "nodes": 2, "least": 1, "lease": 600.0}
+        first |= {"token": str(self.node), "addresses": [["127.0.0.1", 1]], "started": False, "serial": 0, "slot": ""}
+        self.line.send({**first, "dead": [], "left": [], "pages": {}, **words})
+        return self
+
+    def say(self, kind, **words):
+        self.line.send({"kind": kind, **words})
+
+    def hears(self, kind):
+        """The next message of this kind; those before it are dropped."""
+
+        def come():
+            if not self.heard or self.heard[0]["kind"] != kind:
+                self.pump()
+            while self.heard and self.heard[0]["kind"] != kind:
+                self.heard.pop(0)
+            return bool(self.heard)
+
+        wait_for(come)
+        return self.heard.pop(0)
+
+    def is_dropped(self):
+        wait_for(lambda: ended(self.line))
+
+
+@pytest.fixture
+def coordinated(monkeypatch):
+    """(port, lines that were said, threads that coordinate): a coordinator in a thread."""
+    said, threads, ports = [], [], []
+    monkeypatch.setattr(coordinator, "say", said.append)
+
+    def begin():
+        listener = socket.create_server(("127.0.0.1", ports[0] if ports else 0))
+        ports[:] = [listener.getsockname()[1]]
+        one = coordinator.Coordinator(listener, KEY.encode())
+        threads.append((one, threading.Thread(target=one.run)))
+        threads[-1][1].start()
+        return one, ports[0]
+
+    yield begin, said
+    for one, thread in threads:
+        one.asked = signal.SIGTERM
+        for node in one.nodes:
+            node.state = "left"
+        thread.join()
+        one.listener.close()
+
+
+def test_what_a_coordinator_refuses_and_drops(coordinated):
+    begin, said = coordinated
+    one, port = begin()
+    wrong = Fake(port, 0).hello(size=3, addresses=[["127.0.0.1", 1]] * 2)
+    wait_for(lambda: one.facts)
+    wrong.line.close()  # before the start its place is free again
+    wait_for(lambda: not one.facts)
+    agents = [Fake(port, node).hello() for node in (0, 1)]
+    start_ = [agent.hears("start") for agent in agents]
+    assert start_[0] == start_[1] and start_[0]["addresses"] == [["127.0.0.1", 1]] * 2 and start_[0]["serial"] == 1
+    agents[0].say("beat", number=7, pages={})
+    assert agents[0].hears("beat")["number"] == 7
+    why = "ranks, nodes, least ranks and lease are (3, 2, 1, 600.0) there, but (2, 2, 1, 600.0) in this job"
+    assert Fake(port, 0).hello(size=3).hears("refused")["why"] == why
+    assert Fake(port, 0).hello(token="x").hears("refused")["why"] == "node 0 is another process"
+    assert "allowed: 0 to 1" in Fake(port, 2).hello().hears("refused")["why"]
+    stranger = Fake(port, 0, "another secret of a job").hello()
+    with pytest.raises((EOFError, lines.DroppedError)):
+        wait_for(lambda: stranger.line.receive() and False)
+    wait_for(lambda: any("does not know this job's secret" in text for text in said))
+    for wrong in (
+        {"kind": "x"},
+        {"kind": "told", "pages": {"9": "00"}},
+        {"kind": "died"},
+        {"kind": "told", "pages": 3},
+    ):
+        agents[1].line.send(wrong)
+        agents[1].is_dropped()
+        agents[1] = Fake(port, 1).hello(started=True, serial=1)
+        agents[1].hears("start")
+    assert sum("dropped a connection from node 1 (rank 1)" in text for text in said) == 4
+    agents[0].say("bye", pages={})
+    wait_for(lambda: one.nodes[0].state == "left")
+    assert Fake(port, 0).hello().hears("refused")["why"] == "node 0 has ended"
+    agents[1].say("end", code=5)
+    assert agents[1].hears("end")["code"] == 5
+
+
+def test_a_dead_node_is_told_after_all_have_told_what_they_know_of_it(coordinated):
+    begin, said = coordinated
+    one, port = begin()
+    facts = {"size": 3, "nodes": 3}
+    agents = [Fake(port, node).hello(**facts) for node in (0, 1, 2)]
+    for agent in agents:
+        agent.hears("start")
+    own = host(3)
+    tell(own, 0, trains=1)
+    tell(own, 2, vote=9)  # heard by rank 0 alone
+    one.nodes[2].last -= 3600  # its agent was silent for so long
+    assert [agent.hears("freeze")["ranks"] for agent in agents[:2]] == [[2], [2]]
+    agents[1].say("frozen", ranks=[2], pages={})
+    agents[0].say("frozen", ranks=[2], pages={str(rank): own.told(rank).hex() for rank in (0, 2)})
+    for agent in agents[:2]:
+        view = agent.hears("view")
+        assert view["dead"] == [2] and words(bytes.fromhex(view["pages"]["2"]))[5] == 9 + (1 << 62)
+        assert view["phase"] == "stopping"
+    assert "rank 2 died: 2 ranks go on" in said
+
+
 def test_one_command_starts_one_node(monkeypatch):
     monkeypatch.setenv(lines.SECRET, KEY)
     words = ["-n", "5", "--transport", "net", "--survive", "--nodes", "2", "--coordinator", "a:1", "--bind", "none"]
@@ -293,4 +425,3 @@ def test_a_node_is_dead_after_lease_and_margin():
     assert node.deadline(4.0) == 106.0
     node.closed = 101.0
     assert node.deadline(4.0) == 103.0
-    assert coordinator.nodes_of(5, 2) == [[0, 1, 2], [3, 4]]

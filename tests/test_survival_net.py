@@ -12,7 +12,7 @@ import subprocess
 import numpy as np
 import pytest
 from conftest import run_group
-from test_net import RUN
+from test_net import HEAD, RUN
 from test_survival_allreduce import check_once
 
 from gossipgrad.launch import net_launcher, start
@@ -228,6 +228,14 @@ def test_stops_are_counted_while_the_launcher_looks():
 def test_too_few_ranks_end(survive):
     found, errors = survive(3, {"deaths": [{"rank": 1, "at": "step 5"}]}, "--min-ranks", "3", code=137)
     assert found is None and "rank 1 was ended by signal 9 (SIGKILL): all end" in errors
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_outside_of_fit_the_end_of_a_rank_is_an_error(nodes, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + "if team.rank == 1: sys.exit(0)\nwhile True: team.allreduce(x)\n")
+    done = run_group([*RUN, "--survive", "--nodes", nodes, "-n", "2", str(script)], 60, env=dict(os.environ))
+    assert done.returncode == 1 and ("which has ended" in done.stderr or "a rank has died" in done.stderr)
 
 
 def test_an_error_of_all_ranks_ends_all(survive):

@@ -19,7 +19,7 @@ import socket
 import time
 from typing import Any
 
-from gossipgrad.launch.lines import SECRET, DroppedError, Line, Message, address, job_secret, say
+from gossipgrad.launch.lines import MALFORMED, SECRET, DroppedError, Line, Message, address, job_secret, say
 from gossipgrad.launch.net_launcher import SAVED, Job, _how
 
 _BEATS = 5  # a lease
@@ -206,7 +206,7 @@ class Agent(Job):
                 self.lease_ends = time.monotonic() + self.lease
         except OSError:
             self._close()
-        except (DroppedError, KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             said = str(error) if isinstance(error, DroppedError) else repr(error)
             say(f"node {self.node} dropped its connection to {self.arguments.coordinator}: {said}")
             self._close()

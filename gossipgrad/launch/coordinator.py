@@ -24,21 +24,12 @@ import time
 from types import FrameType
 from typing import Any
 
-from gossipgrad.launch.lines import DroppedError, Line, Message, address, job_secret, say
+from gossipgrad.launch.lines import MALFORMED, DroppedError, Line, Message, address, job_secret, say
+from gossipgrad.launch.net_launcher import nodes_of
 
 MARGIN = 0.5  # of a lease
 _CHANGING = ("stopping", "goal")
 _TO_PROVE = 10.0  # seconds
-
-
-def nodes_of(ranks: int, nodes: int) -> list[list[int]]:
-    """The ranks of each node; the first nodes have more."""
-    found, first = [], 0
-    for node in range(nodes):
-        count = ranks // nodes + (node < ranks % nodes)
-        found.append(list(range(first, first + count)))
-        first += count
-    return found
 
 
 class Node:
@@ -91,6 +82,8 @@ class Coordinator:
                     self._accept()
                     continue
                 line: Line = key.data
+                if line.socket.fileno() < 0:  # dropped meanwhile
+                    continue
                 if mask & selectors.EVENT_READ:
                     self._read(line)
                 if line.socket.fileno() >= 0:
@@ -139,6 +132,8 @@ class Coordinator:
             if node.line is line:
                 node.line = None
                 node.closed = time.monotonic() if orderly else None
+                if self.gathering and not self.started:  # its ranks have not begun: another agent may come
+                    node.state, node.token = "absent", ""
 
     def _read(self, line: Line) -> None:
         node = next((one for one in self.nodes if one.line is line), None)
@@ -154,7 +149,7 @@ class Coordinator:
             self._drop(line, orderly=True)
         except OSError:
             self._drop(line)
-        except (DroppedError, KeyError, TypeError, ValueError, IndexError) as error:
+        except MALFORMED as error:
             said = str(error) if isinstance(error, DroppedError) else f"its message is malformed ({error!r})"
             say(f"the coordinator dropped a connection from {who}: {said}")
             self._drop(line)
@@ -164,6 +159,8 @@ class Coordinator:
             for node in self.nodes:
                 node.last += now - self.looked
         self.looked = now
+        if self.gathering and not self.started and all(node.state == "absent" for node in self.nodes):
+            self.facts, self.nodes = None, []
         for line in [one for one, (_, since) in self.strangers.items() if now > since + _TO_PROVE]:
             say(f"the coordinator dropped a connection from {self.strangers[line][0]}: it has said nothing")
             self._drop(line)
@@ -228,7 +225,9 @@ class Coordinator:
         self.memory: int = os.memfd_create("gossipgrad-views")
         self.keeper: Any = self.core.ViewKeeper(self.memory, size, size, least)
         self.pages: Any = self.core.ViewPages(self.memory, size)
-        self.nodes = [Node(i, ranks, time.monotonic()) for i, ranks in enumerate(nodes_of(size, nodes))]
+        first_of = nodes_of(size, nodes)
+        ranks = [[rank for rank in range(size) if first_of[rank] == first] for first in sorted(set(first_of))]
+        self.nodes = [Node(number, own, time.monotonic()) for number, own in enumerate(ranks)]
 
     def _gathered(self) -> None:
         """Begin, or go on, when nobody is missing any more."""
@@ -302,9 +301,11 @@ class Coordinator:
         elif kind == "end":
             self.end(int(m["code"]))
         elif kind == "bye":
-            node.state = "left"
             if node.line is not None:
                 self._drop(node.line)
+            if self.gathering and not self.started:
+                return
+            node.state = "left"
             self._answered(node.number)
             self._gathered()
             self._publish(always=True)

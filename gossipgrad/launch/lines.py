@@ -53,6 +53,10 @@ def say(text: str) -> None:
         print(f"gossipgrad: {text}", file=sys.stderr, flush=True)
 
 
+# Errors of reading a message that is not of the expected form.
+MALFORMED = (DroppedError, KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
+
+
 class Line:
     """A connection. receive() and send() never wait."""
 
