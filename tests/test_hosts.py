@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -228,6 +229,27 @@ def test_after_the_grace_ranks_save_and_end(job, tmp_path):
     assert [process.wait(60) for process in agents] == [75, 75], one.said("agent0")
     assert saved.exists() and not any(is_alive(rank) for rank in ranks)
     assert "no coordinator for 0.3 s" in one.said("agent0")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_deaths_of_a_rank_and_the_coordinator_lose_no_sample(seed, job):
+    """Without an exchange nothing of a dead rank counts: the survivors train on each sample exactly once."""
+    draw = random.Random(seed)
+    dead = draw.sample(range(4), 1)
+    deaths = [{"rank": rank, "at": draw.uniform(0.01, 0.5)} for rank in dead]
+    one = job(deaths=deaths, strategy="gg.NoExchange()", epochs=1, delay=0.04)
+    coordinators = [one.coordinate()]
+    agents = [one.agent(node) for node in (0, 1)]
+    wait_for(one.trains)
+    for number in range(draw.randint(0, 2)):
+        time.sleep(draw.uniform(0, 0.5))
+        coordinators[-1].kill()
+        coordinators[-1].wait()
+        coordinators.append(one.coordinate(f"next{number}"))
+    wait_for(lambda: all(process.poll() is not None for process in agents))
+    found = one.result()
+    check(found, 4, dead, epochs=1)
+    assert set(found["counts"]) == {1}
 
 
 def test_too_few_ranks_end_all_hosts(job):
