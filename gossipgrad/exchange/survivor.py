@@ -97,12 +97,12 @@ class Survivor:
 
     def begin(self, name: str) -> None:
         """From now on the others go on when this process ends, and it when others do."""
-        if not agreement.alone(self.team):
+        if self.team.kind != "virtual":
             surviving.begin(self.team, name, self.look)
 
     def end(self) -> None:
         """All ranks end together. Collective, unless it was called before."""
-        if not agreement.alone(self.team) and surviving.is_of(self.team):
+        if surviving.is_of(self.team):
             self.meet("close")
             surviving.end(self.team)
 
