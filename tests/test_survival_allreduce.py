@@ -288,3 +288,10 @@ def test_several_messages_of_a_step():
         changed = Compared(steps.states)
         fit({2: gg.Death(step=1, after_messages=after)}, changed)
         assert changed.step == after - 1
+
+
+def test_auto_forms_no_nodes():
+    """With so few samples ranks would form nodes, which need all their ranks."""
+    assert gg.strategies.choose(BATCH, 16, "none", 1)[0].hierarchical
+    trainer, history = trained("auto", 16, {1: 1})
+    assert trainer.strategy == gg.AllReduce() and trainer.size == 15 and len(set(history.weights_sha256)) == 1

@@ -36,8 +36,9 @@ class Auto(Strategy):
 
     GossipGraD(), unless few samples a rank would cost accuracy. Then ranks form the smallest nodes that suffice, which
     sum their gradients: GossipGraD(hierarchical=True, ranks_per_node=...). If there would be fewer than four nodes, it
-    is AllReduce(). A Trainer chooses in its first fit or train_step, says what and why, and stores the chosen strategy
-    in its history and checkpoints. Until then it is GossipGraD(). docs/learning_by_gossip.md has the estimate.
+    is AllReduce(), as it is where ranks may die. A Trainer chooses in its first fit or train_step, says what and why,
+    and stores the chosen strategy in its history and checkpoints. Until then it is GossipGraD().
+    docs/learning_by_gossip.md has the estimate.
     """
 
     name: ClassVar[str] = "auto"
@@ -82,17 +83,18 @@ def _words(samples: int, ranks: int, norm: Norm) -> str:
     return f"{counted(samples, 'sample')} a rank and step on {ranks} ranks may cost {network}"
 
 
-def choose(samples: int, ranks: int, norm: Norm, nodes: int) -> tuple[Strategy, str]:
+def choose(samples: int, ranks: int, norm: Norm, nodes: int, mortal: bool = False) -> tuple[Strategy, str]:
     """The strategy for so many samples a rank and step, and a line that says which, and why.
 
     nodes   machines of the ranks: on several GossipGraD() sends no momentum.
+    mortal  ranks may die while the others go on: then ranks form no nodes.
     """
     momentum = GossipGraD().exchange_on(nodes) == "weights+momentum"
     alone = cost(samples, ranks, norm, momentum)
     if alone <= WARNED:
         return GossipGraD(), f"GossipGraD(): {counted(samples, 'sample')} a rank and step suffice on {ranks} ranks"
     why = f"{_words(samples, ranks, norm)} {alone:.1f} points of accuracy"
-    for size in range(2, ranks // FEWEST_NODES + 1):
+    for size in range(2, 0 if mortal else ranks // FEWEST_NODES + 1):
         if ranks % size == 0 and cost(samples * size, ranks // size, norm, momentum) <= WANTED:
             return (
                 GossipGraD(hierarchical=True, ranks_per_node=size),

@@ -493,7 +493,7 @@ class Replicas:
         machines, norm = cluster.machines(self.team, self.network), norm_of(self.net)
         if self.undecided:
             self.undecided = False
-            strategy, self.decision = strategies.choose(samples, self.size, norm, machines)
+            strategy, self.decision = strategies.choose(samples, self.size, norm, machines, self.team.survives)
             if strategy != self.strategy:
                 self.__dict__["strategy"] = strategy
                 self.exchange = exchanged(strategy, self.compression, self.team, self.network)
