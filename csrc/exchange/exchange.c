@@ -284,8 +284,8 @@ bool gg_exchange_keeps_equal(const gg_exchange *x, int arena) {
 }
 
 void gg_exchange_mended(gg_exchange *x, bool whole) {
-    if (!whole && x->kept.taken) gg_kept_restore(x->strategy, &x->kept);
-    else gg_exchange_complete_residue(x);
+    gg_exchange_complete_residue(x); /* no values stay marked */
+    if (!whole) gg_kept_restore(x->strategy, &x->kept);
 }
 
 gg_status gg_exchange_need(gg_exchange *x, int layer) {
