@@ -70,7 +70,8 @@ rows = [np.frombuffer(one, np.float32) for one in trainer.gather(own.astype(np.f
 if trainer.rank == 0:
     moved = np.stack(rows) != 0
     print(json.dumps({
-        "size": trainer.size, "views": history.views, "counts": moved.sum(axis=0).tolist(), "weights": rows[0].tolist(), "epochs": len(history),
+        "size": trainer.size, "views": history.views, "counts": moved.sum(axis=0).tolist(),
+        "weights": rows[0].tolist(), "epochs": len(history),
         "samples": [record["samples"] for record in history], "hashes": history.weights_sha256}))
 """
 

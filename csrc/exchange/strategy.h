@@ -204,8 +204,8 @@ struct gg_strategy {
      * Equal on all devices, also on one that sums in the arena. */
     bool sum_in_pieces;
     const gg_compression_counts *compression_counts; /* of this rank; NULL means that it compresses nothing */
-    /* The strategy's transport has lost ranks since the one before it ended; this rank has loaded its arenas. NULL means
-     * nothing to do. */
+    /* The transport has lost ranks since the strategy before this one ended; this rank has loaded its arenas. NULL
+     * means nothing to do. */
     void (*regrouped)(gg_strategy *strategy);
     /* Cancels all that is in flight. NULL means that no death breaks a step. If set, and env.mortal, a step whose
      * messages a death has broken fails with GG_ERROR_PEER before it has changed weights or moments: such a strategy
