@@ -1,4 +1,4 @@
-"""benchmarks/chaos.py reads what ranks wrote down: who lived when, what they trained, whether a sample is missing."""
+"""benchmarks/chaos.py reads what ranks wrote down: lives, samples trained, records of epochs."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import numpy as np
@@ -157,6 +158,49 @@ def test_epochs_and_history_go_on(deaths, recwarn):
     assert steps == sorted(steps)
     assert len(history.weights_sha256) == trainer.size and len(history.time_by_rank) == trainer.size
     assert history.last["validation"]["loss"] < history.epochs[0]["validation"]["loss"]
+
+
+class Written:
+    """A writer for TensorBoard that remembers."""
+
+    def __init__(self):
+        self.scalars, self.texts = {}, {}
+
+    def add_scalar(self, tag, value, step):
+        self.scalars.setdefault(tag, []).append((step, value))
+
+    def add_text(self, tag, text, step):
+        self.texts[tag] = text
+
+    def flush(self):
+        pass
+
+
+def test_a_change_is_in_the_log_the_trace_and_the_page(tmp_path):
+    x, y = one_hot()
+    trainer = gg.Trainer(
+        linear(),
+        loss="mean_squared_error",
+        optimizer=gg.SGD(lr=0.1),
+        strategy=gg.GossipGraD(),
+        comm=gg.VirtualCluster(4, deaths={1: 2}),
+        trace=10_000,
+    )
+    log = Written()
+    history = trainer.fit(x, y, epochs=2, batch_size=3, progress=False, callbacks=gg.TensorBoard(writer=log))
+    (change,) = history.views
+    assert log.scalars["ranks"] == [(change["step"], 3.0)]
+    assert log.texts["views"].startswith(f"step {change['step']}: rank 1 has died; 3 ranks go on")
+    trainer.write_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    marks = [one for one in events if one["name"] == "change of the view"]
+    assert sorted(one["pid"] for one in marks) == [0, 1, 2]
+    assert all(one["args"]["step"] == change["step"] and one["dur"] >= 0 for one in marks)
+    pytest.importorskip("plotly")
+    from gossipgrad.report import document
+
+    page = document.page({"run": history.to_dict()})
+    assert "<h2>Ranks that died</h2>" in page
 
 
 def test_refusals(tmp_path):

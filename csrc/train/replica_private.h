@@ -39,6 +39,7 @@ struct gg_replica {
     gg_progress_counts counts;  /* for the report; gg_other_counts are added on request */
     gg_other_counts before;     /* at their last addition, or at the epoch's begin */
     int64_t view;               /* number of the view for which the rank has regrouped */
+    double view_begin;          /* of the current change of the view, on the transport's clock */
 
     int64_t carried_numbers; /* of the state that a sample carries, in all layers */
     float *carried;          /* as in gg_plan_batch; NULL means none */

@@ -31,6 +31,7 @@ gg_status gg_replica_regroup(gg_replica *r, const gg_regrouping *how) {
     if (how->inherited != NULL) gg_progress_counts_add(&counts, how->inherited);
     r->view = how->view;
     gg_replica_set_counts(r, &counts);
+    gg_replica_record(r, "change of the view", r->view_begin, -1);
 cleanup:
     if (status != GG_OK) gg_exchange_dismantle(r->exchange);
     return gg_exchange_fail(r->exchange, status);
@@ -69,6 +70,7 @@ static gg_status settle_living(void *context, int local) {
     gg_replica *replica = c->trainer->replica[local];
     gg_exchange *x = gg_replica_exchange(replica);
     const bool breaks = gg_exchange_breaks(x);
+    replica->view_begin = gg_transport_now(replica->transport);
     GG_TRY(breaks ? gg_replica_break(replica) : gg_replica_end_epoch(replica));
     for (int i = 0; i < c->deaths; ++i)
         c->received[local * c->deaths + i] =

@@ -45,6 +45,7 @@ def page(reports: Mapping[str, Record], comparison: Record | None = None) -> str
     parts = [
         _overview(reports),
         _failures(comparison),
+        _deaths(reports),
         pictures.learning(reports, figures),
         pictures.times(reports, figures),
         pictures.sent(reports, figures),
@@ -137,6 +138,25 @@ def _failures(comparison: Record | None) -> str:
     runs = [] if comparison is None else [one for one in comparison.get("runs", ()) if one.get("failure")]
     lines = [[one.get("strategy"), one.get("ranks"), one["failure"]] for one in runs]
     return form.section("Failed", form.table(("strategy", "ranks", "reason"), lines)) if lines else ""
+
+
+def _deaths(reports: Mapping[str, Record]) -> str:
+    """Changes of the view: ranks have died."""
+    lines = [
+        [
+            name,
+            one["epoch"],
+            one["step"],
+            ", ".join(map(str, one["died"])),
+            len(one["ranks"]),
+            one["trained_again"],
+            one["seconds"],
+        ]
+        for name, report in reports.items()
+        for one in report.get("views", ())
+    ]
+    head = ("run", "epoch", "step", "died", "ranks left", "samples trained again", "seconds")
+    return form.section("Ranks that died", form.table(head, lines)) if lines else ""
 
 
 # ---- tables of settings

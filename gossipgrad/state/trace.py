@@ -3,7 +3,7 @@
 A process a rank, with three lanes:
 
 compute   each step; in it forward, backward and update of every layer, and the waits, whose sum is the rank's exposed
-          seconds.
+          seconds. Between steps each "change of the view", when ranks have died.
 exchange  each bucket of layers, from sent and requested, over arrived, to used; with its bytes and peer.
 data      "batch" and "settle", whose sum is the rank's data seconds; in them each "wait" for shuffled samples; and
           these samples' own way, from sent, over arrived, to in their places.

@@ -14,6 +14,7 @@ from gossipgrad.errors import flag, named_keywords, warn
 from gossipgrad.history import Record, flat
 from gossipgrad.launch import agreement
 from gossipgrad.state.outputs import fixed_path
+from gossipgrad.training import survival
 
 if TYPE_CHECKING:
     from gossipgrad.trainer import Trainer
@@ -45,10 +46,10 @@ class TensorBoard(Callback):
                not closed. folder is then None.
 
     Tags are the dotted names of the record with a slash for the dot, as "validation/accuracy". "progress/loss" is the
-    epoch's loss so far on the ranks of the first process, a few times a second. "settings" is a text. Rank 0 alone
-    writes. A resumed run continues in the same folder and replaces records after the checkpoint's step. ImportError
-    without tensorboardX and torch's writer. If writing fails, as on a full disk, one warning says so, and training
-    continues.
+    epoch's loss so far on the ranks of the first process, a few times a second. "settings" is a text. When ranks die,
+    "ranks" is how many are left and "views" a text. Rank 0 alone writes. A resumed run continues in the same folder and
+    replaces records after the checkpoint's step. ImportError without tensorboardX and torch's writer. If writing fails,
+    as on a full disk, one warning says so, and training continues.
     """
 
     def __init__(
@@ -94,6 +95,8 @@ class TensorBoard(Callback):
     def on_view(self, trainer: Trainer, change: Record) -> None:
         if trainer.rank == 0 and self._writer is None:
             self._open(trainer.step)  # the log was a dead rank's
+        self._write("add_scalar", "ranks", float(trainer.size), trainer.step)
+        self._write("add_text", "views", survival.said(change), trainer.step)
 
     def on_progress(self, trainer: Trainer, progress: Progress) -> None:
         if math.isfinite(progress.loss):
