@@ -178,7 +178,7 @@ def test_sums_of_gradients(seed, survive):
     deaths = [{"rank": rank, "at": draw.uniform(0.01, 0.25)} for rank in dead]
     strategy = "gg.LayerwiseAllReduce(chunk_bytes=256)" if seed % 2 else "gg.AllReduce()"
     found, _ = survive(ranks, {"deaths": deaths, "strategy": strategy, "epochs": 1, "delay": 0.002})
-    check(found, ranks, dead, epochs=1)
+    assert died(found) == sorted(dead) and found["size"] == ranks - len(dead)
     assert len(set(found["hashes"])) == 1
     check_once(np.array(found["weights"]))
 

@@ -272,8 +272,8 @@ static PyObject *py_trainer_change_view(PyObject *self, PyObject *unused) {
     PyObject *dict = Py_BuildValue("{sLsLsLsd}", "view", (long long)view->number, "step", (long long)change.step,
                                    "trained_again", (long long)change.again, "seconds", change.end - change.begin);
     dict = gg_py_put(dict, "ranks", list_ranks(view->member, view->members));
-    dict = gg_py_put(dict, "died", list_ranks(view->died, view->dead));
-    return gg_py_put(dict, "last_steps", gg_py_integers(view->last, view->dead));
+    dict = gg_py_put(dict, "died", list_ranks(change.died, change.dead));
+    return gg_py_put(dict, "last_steps", gg_py_integers(change.last, change.dead));
 }
 
 static PyObject *py_trainer_check_survival(PyObject *self, PyObject *unused) {

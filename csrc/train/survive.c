@@ -196,6 +196,34 @@ static gg_status tell_received(change *c, bool *changes, bool *again) {
     return gg_team_await_view(t->team, c->deaths, again);
 }
 
+/* Adds the view's dead to the change's lists. */
+static gg_status list_dead(const change *c) {
+    gg_status status = GG_OK;
+    gg_trainer *t = c->trainer;
+    const gg_view *view = gg_team_view(t->team);
+    const size_t before = (size_t)c->out->dead, all = before + (size_t)view->dead;
+    int *died = NULL;
+    int64_t *last = NULL;
+    GG_TRY_CLEANUP(gg_calloc(all, sizeof *died, "dead ranks", &died));
+    GG_TRY_CLEANUP(gg_calloc(all, sizeof *last, "last steps of the dead", &last));
+    if (before > 0) memcpy(died, t->died, before * sizeof *died);
+    if (before > 0) memcpy(last, t->last, before * sizeof *last);
+    for (int i = 0; i < view->dead; ++i) {
+        died[c->out->dead] = view->died[i];
+        last[c->out->dead++] = view->last[i];
+    }
+    gg_free(t->died);
+    gg_free(t->last);
+    c->out->died = t->died = died;
+    c->out->last = t->last = last;
+    last = NULL;
+    died = NULL;
+cleanup:
+    gg_free(died);
+    gg_free(last);
+    return status;
+}
+
 /* All living ranks have settled and reported: the next view is known. *changes: as of gg_team_view_changes. */
 static gg_status agree_on_view(change *c, bool *changes) {
     for (bool again = true; again;) {
@@ -230,6 +258,7 @@ gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
         inherit(&c, first);
         remove_dead(&c);
         GG_TRY_CLEANUP(gg_team_change_view(t->team));
+        GG_TRY_CLEANUP(list_dead(&c));
         whole = !breaks;
         if (breaks) GG_TRY_CLEANUP(gg_trainer_mend(t, &whole));
         if (!whole) GG_TRY_CLEANUP(gg_team_await_change(t->team, steps_made(t)));

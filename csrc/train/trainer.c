@@ -84,6 +84,8 @@ void gg_trainer_destroy(gg_trainer *t) {
     gg_free(t->conv_choices);
     gg_free(t->table_choices);
     gg_free(t->step_seconds);
+    gg_free(t->died);
+    gg_free(t->last);
     gg_free(t);
 }
 

@@ -36,6 +36,9 @@ typedef struct gg_view_change {
     const gg_view *view; /* the team's; valid until the next change */
     int64_t next;        /* the epoch's next step, at which all members stand */
     int64_t step;        /* training steps made there */
+    int dead;        /* ranks that have died since the change before: as the view tells, and in views that another */
+    const int *died; /* death has ended at once; identities, the trainer's, valid like the view */
+    const int64_t *last; /* their last steps that count */
     int64_t again;       /* samples of the dead that are read again */
     double begin, end;   /* of the change on the slowest rank's clock */
 } gg_view_change;

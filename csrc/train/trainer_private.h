@@ -6,7 +6,9 @@
 
 struct gg_trainer {
     gg_peers *peers;
-    gg_team *team;              /* of the peers */
+    gg_team *team; /* of the peers */
+    int *died;     /* of the last gg_view_change, like the next */
+    int64_t *last;
     gg_replica_options options; /* without an exchange */
     double *step_seconds;       /* one a rank of the team; NULL means none were given */
     int local;
