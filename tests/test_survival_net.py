@@ -41,6 +41,13 @@ def die(how):
     sys.exit(0) if how == "exit 0" else os._exit(int(how))
 
 deaths = [one for one in case["deaths"] if one["rank"] == me]
+prepare_rates = trainer.prepare_rates
+
+def rates(*args):
+    if trainer.history.views and any(one["at"] == "rates" for one in deaths): die("kill")
+    return prepare_rates(*args)
+
+trainer.__dict__["prepare_rates"] = rates
 
 class Dies(gg.Callback):
     every = 1
@@ -187,6 +194,13 @@ def test_two_at_once_and_one_in_the_change(survive):
     deaths = [{"rank": 0, "at": "step 8"}, {"rank": 3, "at": "step 8"}, {"rank": 1, "at": "view"}]
     found, _ = survive(4, {"deaths": deaths})
     check(found, 4, [0, 1, 3])
+
+
+def test_one_in_the_calls_of_a_change(survive):
+    """Callbacks hear of the changes in their order, each with the ranks that train then."""
+    deaths = [{"rank": 0, "at": "step 8"}, {"rank": 1, "at": "rates"}]
+    found, _ = survive(4, {"deaths": deaths})
+    check(found, 4, [0, 1])
 
 
 def test_files_of_rank_0_go_on(survive, tmp_path):

@@ -153,11 +153,11 @@ class Loop:
     def viewed(self, change: Record) -> None:
         """Adapt to ranks that have died, and tell the callbacks."""
         trainer = self.trainer
+        trainer.say(survival.said(change))
+        with self._aside(), trainer.agreed(f"view {change['view']}"):  # first: a rank may die in the calls that follow
+            call(self.callbacks, "on_view", trainer, change)
         if trainer.fit_state.stage is Stage.WITHIN:
             self.rebatched()
-        trainer.say(survival.said(change))
-        with self._aside(), trainer.agreed(f"view {change['view']}"):
-            call(self.callbacks, "on_view", trainer, change)
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
