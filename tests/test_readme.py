@@ -201,7 +201,7 @@ def test_options_of_commands_in_documents():
     checked, commands_of_ranks = 0, ("train", "evaluate", "bench", "compare", "info")
     for page, line in gossipgrad_lines():
         words = shlex.split(line.rpartition("&&")[2].rpartition(";")[2])
-        words = words[words.index("gossipgrad") + 1 :]
+        words = [word for word in words[words.index("gossipgrad") + 1 :] if word != "&"]
         if words[0] == "run":
             while words and words[0] not in commands_of_ranks and not words[0].endswith(".py"):
                 words.pop(0)
