@@ -14,6 +14,7 @@ COMMON = """
 import json, os, signal, sys, threading
 import numpy as np
 import gossipgrad as gg
+import gossipgrad.launch.surviving
 
 case = json.loads(os.environ["CASE"])
 samples = case.get("samples", 240)
@@ -27,6 +28,9 @@ def at(place):
         if rank == me and where == place:
             if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
             if how == "_exit": os._exit(0)
+            if how == "end":
+                gossipgrad.launch.surviving.TO_END = 0.3
+                sys.exit(0)
             if how == "error": raise ValueError("of this rank alone")
             sys.exit(3)
 """
@@ -44,7 +48,7 @@ for batch in division:
     g[batch] = -1
     at(x.steps)
     if case.get("all") == x.steps:
-        x.step({"w": np.zeros(1)})
+        x.load_weights({"w": np.zeros(x.rank), "v": x.weights["v"]})
     x.step({"w": g, "v": x.weights["v"]})
 at("state")
 state = x.state_dict()
@@ -139,6 +143,7 @@ def check(found, ranks, dead, exact=True):
         (2, [(0, 4, "error")]),
         (3, [(0, 7, "exit"), (1, "view", "kill")]),
         (3, [(2, "state", "kill")]),
+        (3, [(1, 8, "end")]),
     ],
 )
 def test_one_exchange(ranks, deaths, survive):
@@ -173,6 +178,11 @@ def test_an_end_without_close_is_no_death(survive):
 def test_an_error_of_all_ranks_ends_all(survive):
     found, errors = survive(EXCHANGE, 2, {"deaths": [], "strategy": "gg.AllReduce()"}, code=1)
     assert found is None and "needs all ranks" in errors and "on\n" not in errors
+
+
+def test_an_error_that_all_raise_together_ends_all(survive):
+    found, errors = survive(EXCHANGE, 2, {"deaths": [], "all": 5}, code=1)
+    assert found is None and "'w' has shape" in errors and "on\n" not in errors
 
 
 def test_one_object_of_a_process_goes_on(survive):

@@ -184,6 +184,10 @@ int gg_team_identity(gg_team *team, int local) { return gg_team_transport(team, 
 
 void gg_team_set_timeout(gg_team *team, double seconds) {
     for (int i = 0; i < team->local; ++i) gg_team_transport(team, i)->timeout = seconds;
+    /* Transports of members pass their waits on. */
+    if (team->member != NULL && team->transport != NULL) team->transport->timeout = seconds;
+    for (int i = 0; team->member != NULL && team->cluster != NULL && i < team->ranks; ++i)
+        gg_virtual_transport(team->cluster, i)->timeout = seconds;
 }
 
 bool gg_team_get_clock(gg_team *team, int local, gg_virtual_clock *out) {

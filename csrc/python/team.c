@@ -283,9 +283,9 @@ static PyObject *py_team_agree(PyObject *self, PyObject *args, PyObject *kwargs)
     char *out = PyBytes_AS_STRING(all);
     const double usual = transport->timeout;
     gg_status status;
-    if (timeout > 0 && (usual == 0 || timeout < usual)) transport->timeout = timeout;
+    if (timeout > 0 && (usual == 0 || timeout < usual)) gg_team_set_timeout(((gg_py_team *)self)->team, timeout);
     GG_PY_WITHOUT_GIL(status = gg_agree(transport, own, (size_t)size, out));
-    transport->timeout = usual;
+    gg_team_set_timeout(((gg_py_team *)self)->team, usual);
     PyObject *list = status == GG_OK ? PyList_New(ranks) : gg_py_raise(status);
     for (Py_ssize_t rank = 0; list != NULL && rank < ranks; ++rank) {
         PyObject *item = PyBytes_FromStringAndSize(out + rank * size, size);

@@ -103,7 +103,9 @@ class Survivor:
     def end(self) -> None:
         """All ranks end together. Collective, unless it was called before."""
         if surviving.is_of(self.team):
-            self.meet("close")
+            with stall.within("close"):
+                if not agreement.all_end(self.team):
+                    raise ValueError("close: other ranks make another call; all ranks make the same calls")
             surviving.end(self.team)
 
     def meet(self, where: str) -> None:
@@ -111,8 +113,8 @@ class Survivor:
         if agreement.alone(self.team):
             self.look()
         else:
-            with stall.within(where):
-                agreement.meet(self.team, where)
+            with agreement.agreed(self.team, where):
+                pass
 
     def stepped(self) -> None:
         """After a step: look."""

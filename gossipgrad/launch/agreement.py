@@ -219,6 +219,8 @@ def _compare(team: Team, one: Agreement, own: Report, error: Exception | None, w
     if any(answer[:_DIGEST] != digest for answer in answers):
         reports = [json.loads(text) for text in _gather(team, text, where)]
         result = disagreement(reports, team.rank, error, one.hints)
+        if result is None and len(reports) < len(answers):  # a rank that made another call has died since
+            return _compare(team, one, own, error, where)
     _agreements += 1
     if result is not None:
         result.__dict__["agreement"] = _agreements
@@ -290,9 +292,13 @@ def surviving(team: Team, call: Callable[[], T]) -> T:
         go_on()
 
 
-def meet(team: Team, where: str, timeout: float = 0.0) -> None:
-    """Wait for all ranks, at most this long (0: as the team); CommunicationError after it."""
-    _equal(team, bytes(_DIGEST), where, timeout)
+def all_end(team: Team, timeout: float = 0.0) -> bool:
+    """True on all ranks if all make this call; False if another rank makes another one. It goes on without this rank.
+
+    CommunicationError after this many seconds (0: as the team).
+    """
+    own = hashlib.sha256(b"end").digest() + bytes(8)  # as long as in _compare, where it differs from all
+    return all(answer == own for answer in _equal(team, own, "end", timeout))
 
 
 def _gather(team: Team, data: bytes, where: str) -> list[bytes]:

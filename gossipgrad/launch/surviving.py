@@ -16,6 +16,7 @@ from gossipgrad.launch import agreement, failure
 
 # Seconds that a process whose script has ended without close() waits for the others to end as well.
 TO_END = 30.0
+LEAVING = 0.1  # seconds that the end of a process that leaves the others waits for them
 
 _current: tuple[Team, str] | None = None
 _registered = False
@@ -69,6 +70,10 @@ def _at_exit() -> None:
     if _current is None or agreement.go_on is None or failure.exits_with_error:
         return
     team = _current[0]
-    with contextlib.suppress(Exception):  # the others train on: this process has died
-        agreement.meet(team, "end of the process", TO_END)
+    ended = False
+    with contextlib.suppress(Exception):
+        ended = agreement.all_end(team, TO_END)
+    if ended:
         end(team)
+    else:  # the others train on: this process has died, and its end waits for nobody
+        team.timeout = LEAVING
