@@ -20,11 +20,13 @@ case = json.loads(os.environ["CASE"])
 samples = case.get("samples", 240)
 me = int(os.environ["GOSSIPGRAD_NET_RANK"])
 strategy = eval(case.get("strategy", "gg.NoExchange()"))
+timers = []
 
 def at(place):
     for rank, where, how in case["deaths"]:
         if rank == me and isinstance(where, float) and place == 0:
-            threading.Timer(where, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            timers.append(threading.Timer(where, os.kill, (os.getpid(), signal.SIGKILL)))
+            timers[-1].start()
         if rank == me and where == place:
             if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
             if how == "_exit": os._exit(0)
@@ -50,6 +52,8 @@ for batch in division:
     if case.get("all") == x.steps:
         x.load_weights({"w": np.zeros(x.rank), "v": x.weights["v"]})
     x.step({"w": g, "v": x.weights["v"]})
+for timer in timers:
+    timer.cancel()  # one that came too late
 at("state")
 state = x.state_dict()
 x.load_state_dict(state)
