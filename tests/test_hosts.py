@@ -155,7 +155,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_others_go_on(job):
     agents[1].kill()
     wait_for(lambda: not any(is_alive(rank) for rank in ranks))
     assert agents[0].wait(60) == 0 and coordinator_.wait(60) == 0, one.said("agent0")
-    check(one.result(), 4, [2, 3], epochs=3)
+    check(one.result(), 4, [2, 3], epochs=3, host=True)
     assert "node 1 (ranks 2 to 3) is dead" in one.said("coordinator")
 
 
@@ -166,7 +166,7 @@ def test_a_node_that_is_told_to_end_leaves_the_others_alone(job):
     wait_for(one.trains)
     agents[1].terminate()
     assert agents[1].wait(60) == 143 and agents[0].wait(60) == 0 and coordinator_.wait(60) == 0
-    check(one.result(), 4, [2, 3])
+    check(one.result(), 4, [2, 3], host=True)
 
 
 def test_a_cut_node_has_killed_its_ranks_before_the_others_go_on(job):
@@ -184,7 +184,7 @@ def test_a_cut_node_has_killed_its_ranks_before_the_others_go_on(job):
     wait_for(lambda: "is dead" in one.said("coordinator"))
     print(f"ranks killed after {killed - begin:.2f} s, declared after {time.monotonic() - begin:.2f} s")
     assert agents[1].wait(60) == 1 and agents[0].wait(60) == 0 and coordinator_.wait(60) == 0
-    check(one.result(), 4, [2, 3], epochs=8)
+    check(one.result(), 4, [2, 3], epochs=8, host=True)
     assert "node 1: the coordinator has not answered for 2 s: the ranks here are killed" in one.said("agent1")
     assert re.search(r"node 1 \(ranks 2 to 3\) is dead: nothing heard for \d", one.said("coordinator"))
 

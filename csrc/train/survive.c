@@ -131,23 +131,32 @@ static gg_progress_counts counts_of_dead(change *c, const gg_replica *replica, i
     return counts;
 }
 
-/* The sum over the dead is equal on all ranks that live; the next view's first rank counts it. If the former view's
- * first rank died before it counted its own inheritance, that is part of the sum. */
+/* The least of these identities and `best` whose ledger lies in this host's memory; -1 means none. */
+static int first_here(gg_team *team, int count, const int *identity, int best) {
+    for (int i = 0; i < count; ++i)
+        if ((best < 0 || identity[i] < best) && gg_ledger_last(gg_team_ledger(team, identity[i])) != NULL)
+            best = identity[i];
+    return best;
+}
+
+/* The sum over a host's dead is equal on all its ranks that live, and the first of these counts it. If the former first
+ * one died before it counted its own inheritance, that is part of the sum. */
 static void inherit(change *c, const gg_replica *replica) {
     gg_team *team = c->trainer->team;
     const gg_view *view = gg_team_view(team);
     gg_progress_counts sum = c->uncounted ? c->trainer->inherited : (gg_progress_counts){0};
+    const int next = first_here(team, view->members, view->member, -1);
+    const int former = first_here(team, view->dead, view->died, next);
     for (int i = 0; i < c->deaths; ++i) {
         const gg_progress_counts more = counts_of_dead(c, replica, i);
         const gg_ledger_entry *last = gg_ledger_last(gg_team_ledger(team, view->died[i]));
         gg_progress_counts_add(&sum, &more);
-        if (c->dead[i] == 0 && !c->uncounted && last != NULL && last->view < view->number - 1)
+        if (view->died[i] == former && !c->uncounted && last->view < view->number - 1)
             gg_progress_counts_add(&sum, &c->trainer->inherited);
     }
     c->trainer->inherited = sum;
     c->uncounted = true;
-    const int first = gg_team_identity(team, first_living(c));
-    c->heir = first == view->member[0] ? 0 : -1;
+    c->heir = gg_team_identity(team, first_living(c)) == next ? 0 : -1;
 }
 
 /* Removes the replicas and exchanges of the local dead. The others keep their order, which is the next view's. */

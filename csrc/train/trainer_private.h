@@ -13,7 +13,7 @@ struct gg_trainer {
     double *step_seconds;       /* one a rank of the team; NULL means none were given */
     int local;
     gg_replica **replica;
-    gg_progress_counts inherited;   /* of the dead, which the view's first rank counts from the view's begin on */
+    gg_progress_counts inherited;   /* of this host's dead, which its first rank counts from the view's begin on */
     gg_conv_choice *conv_choices;   /* of all local ranks; NULL means that none are set */
     gg_table_choice *table_choices; /* likewise */
 };
