@@ -33,6 +33,7 @@ STRATEGIES: dict[str, gg.strategies.Strategy] = {
     "allreduce": gg.AllReduce(),
     "gossipgrad": gg.GossipGraD(exchange="weights+momentum"),
     "nodes": gg.GossipGraD(exchange="weights+momentum", hierarchical=True, ranks_per_node=8),
+    "first": gg.GossipGraD(exchange="weights+momentum", allreduce_steps=40),
     "weights": gg.GossipGraD(exchange="weights"),
     "quasi-global": gg.QuasiGlobal(mu=0.0),
     "staleness": gg.GossipGraD(exchange="weights+momentum", staleness=1),
