@@ -20,7 +20,7 @@ from gossipgrad.launch import agreement, stall
 from gossipgrad.state import outputs, trace
 from gossipgrad.strategies import Strategy
 from gossipgrad.team import Team
-from gossipgrad.torch import device
+from gossipgrad.torch import device, second_moment
 from gossipgrad.torch.consensus import mean_arenas, mean_of_ranks, mean_optimizer
 from gossipgrad.torch.device import DeviceStep
 from gossipgrad.torch.group import CALL, Arrays, Group
@@ -101,7 +101,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             stall.advise("Ranks whose loaders have unequal lengths make unequal numbers of steps")
             watch_samplers(ranks_of_processes)
         if optimizer is not None:
-            self._handles += mark_states(self, optimizer)
+            self._handles += mark_states(self, optimizer) + second_moment.of_mean(optimizer, group)
 
     def _bind(self) -> None:
         """Point parameters at the core's arenas, which hold their values."""
