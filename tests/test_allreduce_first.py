@@ -1,10 +1,13 @@
 """GossipGraD(allreduce_steps=N): an all-reduce in the first N steps, gossip from there on."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import gossipgrad as gg
 from gossipgrad import bench, strategies
+from gossipgrad.training.replicas import Replicas
 
 RANKS, BATCH, STEPS = 4, 2, 5  # of an epoch
 
@@ -151,6 +154,9 @@ def test_where_it_is_refused():
         gg.Exchange({"w": np.zeros(3, np.float32)}, strategy=first)
     with pytest.raises(ValueError, match=r"allreduce_steps=3 with compression='adacomp': .* allowed: 0"):
         trainer(first, compression=gg.AdaComp())
+    here = SimpleNamespace(survives=True), SimpleNamespace(check_survival=lambda: None)
+    with pytest.raises(ValueError, match=r"ranks that may die: not with allreduce_steps"):
+        Replicas.check_survival(SimpleNamespace(team=here[0], core=here[1], apoptosis=None, strategy=first))
     with pytest.raises(ValueError, match=r"allreduce_steps=3: the steps after these are timed; allowed: 0"):
         bench.exchange(first)
     torch = pytest.importorskip("torch")
