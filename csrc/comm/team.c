@@ -334,7 +334,7 @@ gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *
     if (phase == GG_PHASE_ENDED)
         return gg_fail(GG_ERROR_PEER, "%d of %d ranks have died by step %lld, and fewer than min_ranks live", *deaths,
                        view->members, (long long)step);
-    *changes = phase == GG_PHASE_GOAL && step >= goal;
+    *changes = phase == GG_PHASE_GOAL && (team->views->breaks || step >= goal);
     return GG_OK;
 }
 

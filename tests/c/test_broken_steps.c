@@ -5,7 +5,9 @@
 
 #include "base/memory.h"
 #include "check.h"
-#include "comm/virtual/virtual.h"
+#include "comm/net/net.h"
+#include "comm/team.h"
+#include "comm/view_pages.h"
 #include "cpu/cpu_backend.h"
 #include "exchange/exchange.h"
 
@@ -161,6 +163,46 @@ static void test_deaths(way w, int size, int deaths) {
     if (w == DENSE && size == 3 && deaths == 1) CHECK(mixed > 0 && made[2] > 0);
 }
 
+/* A rank that a death has kept from a step which another has made changes its view where it stands. */
+static void test_rank_behind(void) {
+    enum { RANKS = 3 };
+    const int node = 0, none = -1;
+    gg_net *net = NULL;
+    gg_view_keeper *keeper = NULL;
+    gg_views *own = NULL, *other = NULL;
+    gg_team *team = NULL;
+    gg_phase phase;
+    int64_t goal;
+    int deaths;
+    const int *dead;
+    bool stops = false, changes = false;
+    void *memory = NULL;
+    CHECK_OK(gg_calloc(1, gg_view_pages_bytes(RANKS), "pages", &memory));
+    CHECK_OK(gg_view_keeper_create(memory, RANKS, RANKS, 1, &keeper));
+    CHECK_OK(gg_view_pages_open(memory, RANKS, 0, &own));
+    CHECK_OK(gg_view_pages_open(memory, RANKS, 1, &other));
+    CHECK_OK(gg_net_create(
+        &(gg_net_options){.size = 1, .node_of = &node, .sockets = &none, .memory = -1, .ring_bytes = 4096}, &net));
+    CHECK_OK(gg_team_create_net(net, NULL, 1, own, &team));
+    CHECK_OK(gg_view_keeper_died(keeper, 2));
+    gg_team_view_breaks(team, true);
+    CHECK_OK(gg_team_view_stops(team, 0, 5, &stops));
+    CHECK(stops);
+    CHECK_OK(other->table->look(other, 1, 6, &phase, &goal));
+    CHECK_OK(gg_view_keeper_poll(keeper, &phase));
+    CHECK_INT(phase, GG_PHASE_GOAL);
+    CHECK_OK(gg_team_view_changes(team, 5, &changes, &deaths, &dead));
+    CHECK(changes && deaths == 1);
+    gg_team_view_breaks(team, false); /* by gossip it would train to the goal first */
+    CHECK_OK(gg_team_view_changes(team, 5, &changes, &deaths, &dead));
+    CHECK(!changes);
+    gg_team_release(team);
+    gg_net_destroy(net);
+    other->table->destroy(other);
+    gg_view_keeper_destroy(keeper);
+    gg_free(memory);
+}
+
 int main(void) {
     gg_cpu_register();
     const int64_t memory = gg_memory_live_bytes();
@@ -171,5 +213,7 @@ int main(void) {
         test_deaths((way)w, 5, 2);
         CHECK_INT(gg_memory_live_bytes(), memory);
     }
+    test_rank_behind();
+    CHECK_INT(gg_memory_live_bytes(), memory);
     return check_report();
 }
