@@ -103,7 +103,7 @@ sample() {
     step "asan: a sample of the Python tests"
     guarded "$scratch/asan-run" "$python" -m pytest -q --capture=sys -p bindings -p no:cacheprovider --rootdir "$root" \
         "$tests"/test_{kept_files,checkpoint,team,exchange_state,exchange,shrink,shrink_core,profile}.py \
-        "$tests"/test_{shards,push_sum,outer_steps,draws,carried,options,trace,sources,algorithms,survival,view_keeper}.py -k "$(sampled)"
+        "$tests"/test_{shards,push_sum,outer_steps,draws,carried,options,trace,sources,algorithms,survival,survival_allreduce,view_keeper}.py -k "$(sampled)"
     step "asan: two MPI ranks that train, save and go on"
     guarded "$mpiexec" -n 2 --bind-to none "$scratch/asan-run" "$python" "$tests/sanitize_ranks.py" "$scratch/files"
     guarded "$scratch/asan-run" "$python" "$tests/bindings.py" "$names"
