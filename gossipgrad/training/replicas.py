@@ -468,7 +468,7 @@ class Replicas:
         return options
 
     def follow_step(self, step: int | None = None) -> None:
-        """Exchange as the strategy does from this step on, None: from the current one. All ranks call it between steps."""
+        """Exchange as the strategy does from this step on, None: from the current one. All ranks call it."""
         options = self._strategy_options(self.step if step is None else step)
         if options["name"] != self._exchanges_by:
             self.core.reshape(strategy=options)
