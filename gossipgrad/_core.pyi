@@ -102,8 +102,9 @@ class Team:
         deaths: list[tuple[int, int, int]] | None = None,
         detect: float = 0.0,
         survives: bool = False,
+        joins: list[int] | None = None,
     ) -> Team:
-        """survives: of a net whose ranks may die (net_start): the caller goes on without them. deaths: of virtual ranks: rank, step, messages sent in it before; detect: seconds until the others know."""
+        """survives: of a net whose ranks may die (net_start): the caller goes on without them. deaths: of virtual ranks: rank, step, messages sent in it before; detect: seconds until the others know. joins: the step from which each newcomer, a virtual rank beyond `size`, is ready; ascending."""
     @property
     def kind(self) -> str: ...
     @property
@@ -354,7 +355,7 @@ class Trainer:
         """For each local rank since the epoch began: the parts of an epoch's sums. At rest, for checkpoints."""
     def set_counts(self, counts: list[dict[str, Any]], /) -> None: ...
     def change_view(self) -> dict[str, Any] | None:
-        """After run: goes on without the ranks that have died. Returns the new view, or None without a change."""
+        """After run: goes on without the ranks that have died, and with newcomers. Returns the new view, or None without a change. "whole": False: ranks have died before newcomers had their state, so the view changes again."""
     def check_survival(self) -> None:
         """ValueError if ranks may die, and the strategy or the data need all of them."""
     def run(self, steps: int, watch: Callable[[], object] | None = None) -> int:

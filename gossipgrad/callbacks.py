@@ -104,8 +104,8 @@ class Callback:
         """
 
     def on_view(self, trainer: Trainer, change: Record) -> None:
-        """After ranks have died, within an epoch; docs/report.md lists the fields of `change`, which is already in
-        history.views. trainer.size and trainer.rank are those of the ranks that are left.
+        """After ranks have died or joined, within an epoch; docs/report.md lists the fields of `change`, which is
+        already in history.views. trainer.size and trainer.rank are those of the ranks that go on.
         """
 
     def on_epoch_end(self, trainer: Trainer, record: Record) -> None:

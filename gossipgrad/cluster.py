@@ -93,6 +93,15 @@ def _deaths(given: Any, ranks: int) -> tuple[tuple[int, Death], ...]:
     return tuple(sorted(found.items(), key=lambda pair: pair[0]))
 
 
+def _joins(given: Any, ranks: int) -> tuple[tuple[int, int], ...]:
+    """VirtualCluster's joins: (step, number of new ranks) by step."""
+    found: dict[int, int] = {}
+    for step, more in () if given is None else given.items() if isinstance(given, Mapping) else given:
+        found[integer("step in joins", step, 0)] = integer(f"joins[{step}]", more, 1, MAX_VIRTUAL_RANKS - ranks)
+    integer("ranks with those that join", ranks + sum(found.values()), 1, MAX_VIRTUAL_RANKS)
+    return tuple(sorted(found.items()))
+
+
 @named_keywords
 @dataclass(frozen=True)
 class VirtualCluster:
@@ -110,6 +119,9 @@ class VirtualCluster:
     seed                of the straggler; None: the trainer's.
     deaths              ranks that die: a dict of rank to the step, or to a gossipgrad.Death. The others go on with the
                         samples that no rank has trained on (docs/survival.md).
+    joins               ranks that join: a dict of a step to the number of new ranks. They are ranks p, p + 1, ... in
+                        the order of the steps; deaths may name them. Each takes another rank's state, and a share of
+                        what is left of the epoch. With compute_time as a sequence each has a number there, too.
     detect              seconds of virtual time from a death until the others know of it.
     """
 
@@ -121,6 +133,7 @@ class VirtualCluster:
     straggler: Straggler | None = None
     seed: int | None = None
     deaths: Mapping[int, int | Death] | Sequence[tuple[int, Death]] | None = ()
+    joins: Mapping[int, int] | Sequence[tuple[int, int]] | None = ()
     detect: float = 0.01
 
     def __post_init__(self) -> None:
@@ -134,26 +147,39 @@ class VirtualCluster:
             straggler=_checked("straggler", self.straggler, Straggler),
             seed=None if self.seed is None else integer("seed", self.seed, 0, 2**64 - 1),
         )
-        store(self, deaths=_deaths(self.deaths, self.p))
+        store(self, joins=_joins(self.joins, self.p))
+        store(self, deaths=_deaths(self.deaths, self.most))
         seconds = self.step_seconds()
         if seconds is not None:
             alike = not hasattr(self.compute_time, "__len__")
             store(self, compute_time=seconds[0] if alike else tuple(seconds))
 
+    @property
+    def newcomers(self) -> list[int]:
+        """The step from which each newcomer is ready."""
+        return [step for step, ranks in _joins(self.joins, self.p) for _ in range(ranks)]
+
+    @property
+    def most(self) -> int:
+        """Ranks that are ever there."""
+        return self.p + len(self.newcomers)
+
     def step_seconds(self) -> list[float] | None:
-        """compute_time of every rank; None: by the flops."""
+        """compute_time of every rank, newcomers included; None: by the flops."""
         given: Any = self.compute_time
         if given is None:
             return None
         if isinstance(given, str) or not hasattr(given, "__len__"):
-            return [number("compute_time", given, 0.0)] * self.p
-        if len(given) != self.p:
-            raise ValueError(f"compute_time={given!r}: allowed: one number, or {self.p}, one a rank")
+            return [number("compute_time", given, 0.0)] * self.most
+        if len(given) != self.most:
+            raise ValueError(f"compute_time={given!r}: allowed: one number, or {self.most}, one a rank")
         return [number(f"compute_time[{rank}]", one, 0.0) for rank, one in enumerate(given)]
 
     def settings(self) -> dict[str, Any]:
-        """The keywords, in terms of JSON; those of deaths only if ranks die."""
+        """The keywords, in terms of JSON; those of deaths and joins only if ranks die or join."""
         found = asdict(self)
+        if not self.joins:
+            del found["joins"]
         if not self.deaths:
             del found["deaths"], found["detect"]
         seconds = self.step_seconds()
@@ -225,6 +251,12 @@ def refuse(comm: Any, call: str, error: Exception) -> NoReturn:
     raise error
 
 
+def refuse_joins(comm: Any) -> None:
+    """ValueError for a virtual cluster whose ranks join, where only fit takes them."""
+    if isinstance(comm, VirtualCluster) and comm.joins:
+        raise ValueError(f"joins={comm.joins!r}: allowed for a gossipgrad.Trainer, whose fit goes on with them")
+
+
 def make_team(
     comm: Any = None,
     timeout: float = 0.0,
@@ -248,6 +280,8 @@ def make_team(
                 f"deaths={comm.deaths!r}: allowed for a gossipgrad.Trainer, whose fit goes on without them, and for "
                 "the step() of a gossipgrad.Exchange"
             )
+        if not survives:
+            refuse_joins(comm)
         alone = not _core.info()["mpi"]["initialised"]  # otherwise it has trained with the others, too
         processes = failure.launched_size()
         if alone and processes > 1 and failure.launched_rank() == 0:
@@ -262,7 +296,8 @@ def make_team(
             bandwidth=float(comm.bandwidth),
             compute_rate=float(comm.compute_rate),
             timeout=timeout,
-            deaths=[(rank, death.step, death.after_messages) for rank, death in _deaths(comm.deaths, comm.p)] or None,
+            deaths=[(one, death.step, death.after_messages) for one, death in _deaths(comm.deaths, comm.most)] or None,
+            joins=comm.newcomers or None,
             detect=float(comm.detect),
         )
     origin.check()

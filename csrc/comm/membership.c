@@ -202,8 +202,10 @@ gg_status gg_membership_ready(gg_membership *m, int identity) {
 gg_status gg_membership_copied(gg_membership *m, int identity, int64_t view) {
     GG_TRY(check(m, "copy", identity));
     /* In a later phase its limit and report would be missing: it copies again in the next view. */
-    if (m->phase == GG_PHASE_RUN && view == m->view.number && m->rank[identity].state == MEMBER)
-        m->rank[identity].whole = true;
+    if (m->phase != GG_PHASE_RUN || view != m->view.number || m->rank[identity].state != MEMBER) return GG_OK;
+    m->rank[identity].whole = true;
+    for (int i = 0; i < m->view.members; ++i)
+        if (m->member[i] == identity) m->donor[i] = -1;
     return GG_OK;
 }
 

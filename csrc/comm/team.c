@@ -25,11 +25,13 @@ struct gg_team {
     gg_link link;
     gg_transport *net;     /* of kind net, without a slow network around it; owned by `transport` */
     gg_views *views;       /* NULL means that the ranks never change */
-    int ranks;             /* with views: those of the first view */
-    gg_transport **member; /* with views: one a local rank that lives, in the view's order; then those of the dead */
+    int ranks;             /* with views: identities */
+    gg_transport **member; /* with views: one a local rank that lives, in the view's order; then those of the dead and
+                              of newcomers */
     int *place;            /* with views: of each rank of the cluster in the view; -1 means none */
     int *dead;             /* with views: the dead as numbers of this view */
     int64_t number;        /* with views: of the view that changes */
+    bool grows;            /* new ranks may join */
 };
 
 static gg_status team_make(const char *kind, gg_team **out) {
@@ -81,24 +83,23 @@ cleanup:
     return status;
 }
 
-/* Every local rank's transport becomes a view of the group, whose members may change. */
+/* Every local rank's transport becomes a view of the group, whose members may change; a newcomer's one of itself. */
 static gg_status make_members(gg_team *team) {
-    gg_status status = GG_OK;
-    const int ranks = team->ranks = team->size;
-    int *all = NULL;
-    GG_TRY_CLEANUP(gg_calloc((size_t)ranks, sizeof *all, "members", &all));
-    GG_TRY_CLEANUP(gg_calloc((size_t)ranks, sizeof *team->dead, "dead ranks", &team->dead));
-    GG_TRY_CLEANUP(gg_calloc((size_t)ranks, sizeof *team->place, "places", &team->place));
-    GG_TRY_CLEANUP(gg_calloc((size_t)ranks, sizeof(gg_transport *), "members", &team->member));
-    for (int i = 0; i < ranks; ++i) all[i] = team->place[i] = i;
-    for (int i = 0; i < team->local; ++i) {
+    const int ranks = team->ranks;
+    const gg_view *view = team->views->table->view(team->views);
+    GG_TRY(gg_calloc((size_t)ranks, sizeof *team->dead, "dead ranks", &team->dead));
+    GG_TRY(gg_calloc((size_t)ranks, sizeof *team->place, "places", &team->place));
+    GG_TRY(gg_calloc((size_t)ranks, sizeof(gg_transport *), "members", &team->member));
+    for (int i = 0; i < ranks; ++i) team->place[i] = -1;
+    for (int i = 0; i < view->members; ++i) team->place[view->member[i]] = i;
+    for (int i = 0; i < gg_team_most_local(team); ++i) {
         gg_transport *own = team->cluster != NULL ? gg_virtual_transport(team->cluster, i) : team->transport;
-        GG_TRY_CLEANUP(gg_subgroup_create(own, all, ranks, &team->member[i]));
+        const bool there = team->place[own->rank] >= 0;
+        const int *members = there ? view->member : &own->rank;
+        GG_TRY(gg_subgroup_create(own, members, there ? view->members : 1, &team->member[i]));
         team->member[i]->mortal = true;
     }
-cleanup:
-    gg_free(all);
-    return status;
+    return GG_OK;
 }
 
 /* Called in each round of a wait. A rank tells its limit here while it waits for another that stands at its limit. */
@@ -121,7 +122,7 @@ gg_status gg_team_create_net(gg_net *net, const gg_network *network, double time
     GG_TRY_CLEANUP(team_make("net", &team));
     team->views = views;
     GG_TRY_CLEANUP(gg_net_transport_create(net, timeout, &team->transport));
-    team->size = team->transport->size;
+    team->size = team->ranks = team->transport->size;
     team->net = team->transport;
     /* Ranks that may die stop together by their views alone. */
     if (views != NULL) gg_net_transport_survive(team->transport, watch_views, team);
@@ -141,9 +142,11 @@ gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **ou
     gg_team *team = NULL;
     GG_TRY_CLEANUP(team_make("virtual", &team));
     GG_TRY_CLEANUP(gg_virtual_create(options, &team->cluster));
-    team->size = team->local = options->size;
-    if (options->death_count > 0) {
-        GG_TRY_CLEANUP(gg_virtual_views_create(team->cluster, &team->views));
+    team->ranks = options->size;
+    team->size = team->local = options->size - options->newcomers;
+    team->grows = options->newcomers > 0;
+    if (options->death_count > 0 || options->newcomers > 0) {
+        GG_TRY_CLEANUP(gg_virtual_views_create(team->cluster, options->joins, options->newcomers, &team->views));
         GG_TRY_CLEANUP(make_members(team));
     }
     set_checks(team);
@@ -174,11 +177,16 @@ int gg_team_rank(const gg_team *team) {
     return team->member != NULL ? team->member[0]->rank : team->transport->rank;
 }
 int gg_team_local(const gg_team *team) { return team->local; }
+int gg_team_most_local(const gg_team *team) { return team->cluster != NULL ? gg_virtual_size(team->cluster) : 1; }
 
 gg_transport *gg_team_transport(gg_team *team, int local) {
     if (team->member != NULL) return team->member[local];
     return team->cluster ? gg_virtual_transport(team->cluster, local) : team->transport;
 }
+
+bool gg_team_grows(const gg_team *team) { return team->grows; }
+
+int gg_team_identities(const gg_team *team) { return team->views != NULL ? team->ranks : team->size; }
 
 int gg_team_identity(gg_team *team, int local) { return gg_team_transport(team, local)->identity; }
 
@@ -387,21 +395,43 @@ gg_status gg_team_decide(gg_team *team, bool done, bool *all) {
     }
 }
 
+/* The index of a local rank's transport, from `from` on; -1 if the rank is not local. */
+static int member_of(const gg_team *team, int identity, int from) {
+    for (int at = from; at < gg_team_most_local(team); ++at)
+        if (team->member[at]->identity == identity) return at;
+    return -1;
+}
+
 /* Moves the transport of a living local rank to this place among the local ones; false if the rank is not local. */
 static bool move_to(gg_team *team, int identity, int place) {
-    for (int at = place; at < team->local; ++at) {
-        gg_transport *one = team->member[at];
-        if (one->identity != identity) continue;
-        team->member[at] = team->member[place];
-        team->member[place] = one;
-        return true;
+    const int at = member_of(team, identity, place);
+    if (at < 0) return false;
+    gg_transport *one = team->member[at];
+    team->member[at] = team->member[place];
+    team->member[place] = one;
+    return true;
+}
+
+gg_transport *gg_team_newcomer(gg_team *team, int identity) {
+    const int at = member_of(team, identity, team->local);
+    return at >= 0 ? team->member[at] : NULL;
+}
+
+/* Newcomers of a virtual cluster begin when the last of the others stands at the change. */
+static void admit(gg_team *team) {
+    const gg_view *view = current(team);
+    double now = 0;
+    for (int i = 0; i < team->local; ++i) {
+        const double clock = gg_transport_now(team->member[i]);
+        if (clock > now) now = clock;
     }
-    return false;
+    for (int i = 0; i < view->members; ++i) gg_virtual_admit(team->cluster, view->member[i], now);
 }
 
 gg_status gg_team_change_view(gg_team *team) {
     const gg_view *view = current(team);
     int living = 0;
+    if (team->cluster != NULL) admit(team);
     for (int rank = 0; rank < team->ranks; ++rank) team->place[rank] = -1;
     for (int i = 0; i < view->members; ++i) {
         if (!move_to(team, view->member[i], living)) continue;
@@ -411,6 +441,28 @@ gg_status gg_team_change_view(gg_team *team) {
     team->size = view->members;
     team->local = living;
     return GG_OK;
+}
+
+static bool all_whole(const gg_view *view) {
+    for (int i = 0; i < view->members; ++i)
+        if (view->donor[i] >= 0) return false;
+    return true;
+}
+
+gg_status gg_team_await_whole(gg_team *team, bool *whole) {
+    gg_phase phase = GG_PHASE_RUN;
+    int64_t goal;
+    const int64_t start = current(team)->start;
+    for (int round = 0;; ++round) {
+        *whole = all_whole(current(team));
+        if (*whole || phase != GG_PHASE_RUN) return GG_OK;
+        GG_TRY(wait_round(team->member[0], round));
+        GG_TRY(team->views->table->look(team->views, -1, start, &phase, &goal));
+    }
+}
+
+gg_status gg_team_copied(gg_team *team, int local) {
+    return team->views->table->copied(team->views, gg_team_identity(team, local));
 }
 
 /* ---- runs ---- */
@@ -461,6 +513,16 @@ gg_status gg_team_link(gg_team *team, size_t bytes, gg_link *out) {
     team->measured = true;
     *out = team->link;
     return GG_OK;
+}
+
+bool gg_team_known_link(const gg_team *team, gg_link *out) {
+    *out = team->link;
+    return team->measured;
+}
+
+void gg_team_set_link(gg_team *team, const gg_link *link) {
+    team->link = *link;
+    team->measured = true;
 }
 
 gg_status gg_team_run(gg_team *team, gg_status (*fn)(void *context, int local), void *context) {

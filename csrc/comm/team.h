@@ -27,8 +27,9 @@ void gg_team_release(gg_team *team); /* the last release destroys; NULL is a no-
 
 const char *gg_team_kind(const gg_team *team); /* "single", "mpi", "net", "virtual" */
 int gg_team_size(const gg_team *team);
-int gg_team_rank(const gg_team *team);  /* of the first local rank */
-int gg_team_local(const gg_team *team); /* number of local ranks */
+int gg_team_rank(const gg_team *team);       /* of the first local rank */
+int gg_team_local(const gg_team *team);      /* number of local ranks */
+int gg_team_most_local(const gg_team *team); /* that can ever be at once, at most */
 gg_transport *gg_team_transport(gg_team *team, int local);
 void gg_team_set_timeout(gg_team *team, double seconds);
 /* Gets or sets a local rank's virtual clock, with nothing in flight. False means that the clock is real. */
@@ -50,10 +51,12 @@ gg_status gg_team_halt_until(gg_team *team, int64_t step, int64_t next, bool wan
  *
  * The ranks of such a team are the members of its current view: sizes, ranks and local numbers count these alone, in
  * the view's order. The transports stay where they are while their ranks change. Until a change is complete
- * (gg_team_change_view) the dead keep their numbers. */
+ * (gg_team_change_view) the dead keep their numbers, and a newcomer is alone in a group of its own. */
 
 /* NULL means that the ranks never change. Valid until the next change. */
 const gg_view *gg_team_view(const gg_team *team);
+int gg_team_identities(const gg_team *team);    /* that can ever be; the size if the ranks never change */
+bool gg_team_grows(const gg_team *team);        /* new ranks may join */
 int gg_team_identity(gg_team *team, int local); /* of a local rank; its number if the ranks never change */
 /* Begins a run of steps; all local ranks have made `step`. */
 void gg_team_view_begin(gg_team *team, int64_t step);
@@ -83,8 +86,14 @@ gg_status gg_team_await_view(gg_team *team, int deaths, bool *again);
 /* Memory of a rank that outlives it (gg_views_table); NULL if the ranks never change. */
 void *gg_team_ledger(gg_team *team, int identity);
 void gg_team_train(gg_team *team, bool trains); /* tells that this process's ranks train, or do so no more */
+/* The transport of a newcomer of the awaited view, if it is in this process; else NULL. */
+gg_transport *gg_team_newcomer(gg_team *team, int identity);
 /* Takes the view that has been awaited. Nothing is in flight. Not collective. */
 gg_status gg_team_change_view(gg_team *team);
+/* A local newcomer has a whole copy of its donor's state. */
+gg_status gg_team_copied(gg_team *team, int local);
+/* Waits until all newcomers of the view have. *whole: false if a rank has died before: the view changes again. */
+gg_status gg_team_await_whole(gg_team *team, bool *whole);
 
 /* Runs fn(context, local) for every local rank, each on its own thread if there are several; returns after the last.
  * They compute in gg_cpu_compute_mode; the calling thread's mode is restored. */
@@ -95,5 +104,8 @@ gg_status gg_team_run_watched(gg_team *team, gg_status (*fn)(void *context, int 
 /* Cost of messages between these ranks (gg_link_measure), measured at the first call. Advances no virtual clock, counts
  * no messages, waits without timeout. Collective, with nothing in flight. */
 gg_status gg_team_link(gg_team *team, size_t bytes, gg_link *out);
+/* The measured cost, if there is one; a newcomer's is that of its donor. */
+bool gg_team_known_link(const gg_team *team, gg_link *out);
+void gg_team_set_link(gg_team *team, const gg_link *link);
 
 #endif

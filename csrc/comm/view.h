@@ -26,6 +26,8 @@ typedef struct gg_views_table {
     /* As gg_membership_report, of a rank that stands at the goal. */
     gg_status (*report)(gg_views *views, int identity, int deaths, const int64_t *received);
     const gg_view *(*view)(gg_views *views); /* the current one; valid until the next event */
+    /* A newcomer of the current view has a whole copy of its donor's state. */
+    gg_status (*copied)(gg_views *views, int identity);
     /* Tells that this rank trains, or does so no more. NULL means that nobody asks. */
     void (*train)(gg_views *views, bool trains);
     /* After an operation that all members make, in one order: this rank has completed it (`done`), or a death has kept
@@ -46,5 +48,8 @@ struct gg_views {
      * cannot tell its limit; between two steps it stops as soon as it hears of a death. */
     bool breaks;
 };
+
+/* The epoch of messages with which a view begins, equal on all its members; reshapes and mends count on from there. */
+static inline int64_t gg_view_epoch(int64_t view) { return view << 16; }
 
 #endif

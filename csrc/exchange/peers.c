@@ -48,7 +48,7 @@ gg_status gg_peers_create(const gg_exchange_options *options, const double *step
     p->team = team;
     p->options = *options;
     p->local = gg_team_local(team);
-    GG_TRY_CLEANUP(gg_calloc((size_t)p->local, sizeof *p->exchange, "exchanges", &p->exchange));
+    GG_TRY_CLEANUP(gg_calloc((size_t)gg_team_most_local(team), sizeof *p->exchange, "exchanges", &p->exchange));
     /* Before any rank runs, because ranks that fail in a run stay failed. */
     GG_TRY_CLEANUP(gg_exchange_check(options));
     GG_TRY_CLEANUP(gg_strategy_check_open(&options->strategy, gg_team_size(team)));
@@ -99,6 +99,20 @@ void gg_peers_destroy(gg_peers *p) {
     gg_free(p->step_seconds);
     gg_team_release(p->team);
     gg_free(p);
+}
+
+gg_status gg_peers_add(gg_peers *p, gg_transport *transport) {
+    gg_status status = GG_OK;
+    gg_exchange_options options = *gg_exchange_asked(p->exchange[0]);
+    double *forward = NULL;
+    options.transport = transport;
+    GG_TRY_CLEANUP(gg_peers_model_forward(options.layout, NULL, 0, &forward, &options.costs.least));
+    options.costs.forward = forward;
+    GG_TRY_CLEANUP(gg_exchange_create(&options, &p->exchange[p->local]));
+    p->local++;
+cleanup:
+    gg_free(forward);
+    return status;
 }
 
 void gg_peers_remove(gg_peers *p, int local) {

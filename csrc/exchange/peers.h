@@ -21,6 +21,9 @@ gg_status gg_peers_create(const gg_exchange_options *options, const double *step
 /* Settles first, unless a step is half done or a call has failed. Collective. NULL is a no-op. */
 void gg_peers_destroy(gg_peers *peers);
 
+/* Makes the exchange of a newcomer behind those of the other local ranks. It has their options, and is alone in the
+ * group of its transport. Not collective. */
+gg_status gg_peers_add(gg_peers *peers, gg_transport *transport);
 /* Destroys the exchange of a local rank, which has died. The others keep their order. */
 void gg_peers_remove(gg_peers *peers, int local);
 gg_exchange *gg_peers_exchange(const gg_peers *peers, int local);

@@ -30,7 +30,13 @@ static gg_status settle_living(void *context, int local) {
 
 static gg_status regroup(void *context, int local) {
     const change *c = context;
-    return gg_exchange_rebuild(c->peers->exchange[local], &(gg_rebuild){.costs = c->costs, .regrouped = true});
+    gg_exchange *x = c->peers->exchange[local];
+    gg_held_state *held = NULL;
+    gg_status status = gg_exchange_hold(x, &held);
+    if (status == GG_OK)
+        status = gg_exchange_regroup(x, held, &c->costs, gg_view_epoch(gg_team_view(c->peers->team)->number));
+    gg_held_state_free(held);
+    return status;
 }
 
 /* The steps of the local ranks that live. */

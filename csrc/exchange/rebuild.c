@@ -65,17 +65,17 @@ cleanup:
     return status;
 }
 
-/* Reads all state that the rank keeps, mapped to the new network. Settled. Collective. */
-static gg_status whole_read(gg_exchange *x, const gg_rebuild *how, whole_state *out) {
+/* Reads all state that the rank keeps, mapped to the new network; shared: the consensus, too. Settled. Collective. */
+static gg_status whole_read(gg_exchange *x, const gg_rebuild *how, bool shared, whole_state *out) {
     const gg_state *state = gg_exchange_state(x);
     const float *consensus = NULL;
     out->step = state->step;
     out->missed = state->missed;
-    const bool mixes_on = !how->regrouped && (how->strategy == NULL ||
-                                              gg_strategy_mixes_alike(&gg_exchange_asked(x)->strategy, how->strategy));
+    const bool mixes_on =
+        how->strategy == NULL || gg_strategy_mixes_alike(&gg_exchange_asked(x)->strategy, how->strategy);
     out->push_sum_since = mixes_on ? state->push_sum_since : state->step;
     out->trained = gg_exchange_workers(x);
-    if (!how->regrouped) GG_TRY(gg_exchange_consensus(x, &consensus));
+    if (shared) GG_TRY(gg_exchange_consensus(x, &consensus));
     if (consensus != NULL && consensus != gg_state_weights(state))
         GG_TRY(read_copy(x, how, GG_ARENA_WEIGHT, consensus, &out->consensus));
     for (int i = 0; i < state->arenas; ++i) {
@@ -150,28 +150,71 @@ gg_status gg_exchange_rebuild(gg_exchange *x, const gg_rebuild *how) {
     gg_status status = GG_OK;
     whole_state whole = {0};
     gg_transport *transport = gg_exchange_transport(x);
-    GG_TRY_CLEANUP(whole_read(x, how, &whole));
+    GG_TRY_CLEANUP(whole_read(x, how, true, &whole));
     const bool has_mean = gg_exchange_has_mean(x);
-    if (how->regrouped) gg_exchange_follow_transport(x);
     gg_message_recycle(transport, true);
-    gg_exchange_keep_arenas(x, how->regrouped);
     gg_exchange_dismantle(x);
-    /* No message of the new strategy meets a receive of the old one. A settled strategy of ranks that changed has
-     * posted none: such a change sends nothing, so a death cannot break it. */
-    if (!how->regrouped) GG_TRY_CLEANUP(gg_exchange_at(x, "rebuilding", gg_barrier(transport)));
+    /* No message of the new strategy meets a receive of the old one. */
+    GG_TRY_CLEANUP(gg_exchange_at(x, "rebuilding", gg_barrier(transport)));
     gg_transport_set_epoch(transport, transport->epoch + 1);
     GG_TRY_CLEANUP(gg_exchange_renew(x, how->strategy, how->layout, &how->costs));
     if (has_mean) GG_TRY_CLEANUP(gg_exchange_prepare_mean(x)); /* in the memory of the old one */
-    if (how->regrouped) own_load(x, &whole);
-    else GG_TRY_CLEANUP(whole_load(x, &whole));
+    GG_TRY_CLEANUP(whole_load(x, &whole));
     gg_exchange_state(x)->step = whole.step;
     gg_exchange_state(x)->push_sum_since = whole.push_sum_since;
-    gg_exchange_state(x)->missed = how->regrouped && whole.missed;
-    if (how->regrouped) gg_exchange_regrouped(x);
+    gg_exchange_state(x)->missed = false;
 cleanup:
     gg_message_recycle(transport, false);
     whole_free(&whole);
-    if (status == GG_OK) gg_exchange_keep_arenas(x, false);
+    if (status != GG_OK) gg_exchange_dismantle(x);
+    return gg_exchange_fail(x, status);
+}
+
+/* ---- other ranks ---- */
+
+struct gg_held_state {
+    whole_state whole;
+    bool has_mean;
+};
+
+gg_status gg_exchange_hold(gg_exchange *x, gg_held_state **out) {
+    gg_status status = GG_OK;
+    gg_held_state *held = NULL;
+    *out = NULL;
+    GG_TRY_CLEANUP(gg_calloc(1, sizeof *held, "the state of a rank", &held));
+    GG_TRY_CLEANUP(whole_read(x, &(gg_rebuild){0}, false, &held->whole));
+    held->has_mean = gg_exchange_has_mean(x);
+    gg_message_recycle(gg_exchange_transport(x), true);
+    gg_exchange_keep_arenas(x, true);
+    gg_exchange_dismantle(x);
+    *out = held;
+    held = NULL;
+cleanup:
+    gg_held_state_free(held);
+    return gg_exchange_fail(x, status);
+}
+
+void gg_held_state_free(gg_held_state *held) {
+    if (held == NULL) return;
+    whole_free(&held->whole);
+    gg_free(held);
+}
+
+/* A settled strategy has posted no receive, and this sends nothing: so a death cannot break it. */
+gg_status gg_exchange_regroup(gg_exchange *x, const gg_held_state *held, const gg_exchange_costs *costs,
+                              int64_t epoch) {
+    gg_status status = GG_OK;
+    gg_exchange_follow_transport(x);
+    gg_transport_set_epoch(gg_exchange_transport(x), epoch);
+    GG_TRY_CLEANUP(gg_exchange_renew(x, NULL, NULL, costs));
+    if (held->has_mean) GG_TRY_CLEANUP(gg_exchange_prepare_mean(x)); /* in the memory of the old one */
+    own_load(x, &held->whole);
+    gg_exchange_state(x)->step = gg_exchange_state(x)->push_sum_since = held->whole.step;
+    gg_exchange_state(x)->missed = held->whole.missed;
+    gg_exchange_regrouped(x);
+    gg_exchange_keep_arenas(x, false);
+cleanup:
+    gg_message_recycle(gg_exchange_transport(x), false);
     if (status != GG_OK) gg_exchange_dismantle(x);
     return gg_exchange_fail(x, status);
 }

@@ -13,10 +13,6 @@ typedef struct gg_rebuild {
     gg_status (*map)(const void *context, gg_arena_kind kind, float *before, float *after);
     const void *context;
     gg_exchange_costs costs;
-    /* The transport has other ranks than before (comm/team.h). Each rank keeps its own weights, moments and residues,
-     * and the memory of weights and gradients (gg_exchange_keep_arenas). No message says what the others have: copies
-     * that partners share begin anew, push-sum's scalars at 1. */
-    bool regrouped;
 } gg_rebuild;
 
 /* GG_ERROR_ARGUMENT for options that gg_exchange_rebuild would refuse: those that gg_strategy_check_open refuses. While
@@ -29,5 +25,18 @@ gg_status gg_exchange_check_rebuild(gg_exchange *x, const gg_strategy_options *s
  * (gg_exchange_resume). New arenas are zero, new outer weights the consensus. Settled; checked. After a failure the
  * exchange is not whole. Collective. */
 gg_status gg_exchange_rebuild(gg_exchange *x, const gg_rebuild *how);
+
+/* ---- other ranks: before the transport has them, and after ---- */
+
+typedef struct gg_held_state gg_held_state;
+
+/* Reads the rank's own state, and takes the exchange apart. Settled. Sends nothing. */
+gg_status gg_exchange_hold(gg_exchange *x, gg_held_state **out);
+void gg_held_state_free(gg_held_state *held); /* NULL is a no-op */
+/* Makes arenas, strategy and buckets for the ranks that the transport has now (comm/team.h), with the rank's own
+ * weights, moments and residues. No message says what the others have: copies that partners share begin anew,
+ * push-sum's scalars at 1. epoch: of the messages from here on, greater than before and equal on all ranks. After a
+ * failure the exchange is not whole. */
+gg_status gg_exchange_regroup(gg_exchange *x, const gg_held_state *held, const gg_exchange_costs *costs, int64_t epoch);
 
 #endif

@@ -57,26 +57,36 @@ gg_status gg_strategy_check(const gg_strategy_options *options, int ranks) {
     return GG_OK;
 }
 
-/* The names of the strategies that can lose ranks, with commas. */
-static const char *survivor_names(char *text, size_t room) {
+static bool can_lose_ranks(const gg_strategy_type *type) { return type->needs_all != NULL; }
+static bool takes_newcomers(const gg_strategy_type *type) { return type->newcomers; }
+
+/* The names of the strategies that can, with commas. */
+static const char *names_of(bool (*can)(const gg_strategy_type *type), char *text, size_t room) {
     size_t end = 0;
     *text = '\0';
     for (int i = 0; i < GG_STRATEGY_COUNT && end < room; ++i)
-        if (types[i]->needs_all != NULL)
-            end += (size_t)snprintf(text + end, room - end, "%s%s", end > 0 ? ", " : "", types[i]->name);
+        if (can(types[i])) end += (size_t)snprintf(text + end, room - end, "%s%s", end > 0 ? ", " : "", types[i]->name);
     return text;
 }
 
 gg_status gg_strategy_check_survival(const gg_strategy_options *options) {
     const gg_strategy_type *type = types[options->kind];
     char names[256];
-    if (type->needs_all == NULL)
+    if (!can_lose_ranks(type))
         return gg_fail(GG_ERROR_ARGUMENT,
                        "ranks that may die: not with the strategy %s, which needs all ranks; allowed: %s", type->name,
-                       survivor_names(names, sizeof names));
+                       names_of(can_lose_ranks, names, sizeof names));
     const char *option = type->needs_all(options);
     if (option == NULL) return GG_OK;
     return gg_fail(GG_ERROR_ARGUMENT, "ranks that may die: not with %s of the strategy %s", option, type->name);
+}
+
+gg_status gg_strategy_check_newcomers(const gg_strategy_options *options) {
+    const gg_strategy_type *type = types[options->kind];
+    char names[256];
+    if (takes_newcomers(type)) return GG_OK;
+    return gg_fail(GG_ERROR_ARGUMENT, "joins= and --respawn: not with the strategy %s; allowed: %s", type->name,
+                   names_of(takes_newcomers, names, sizeof names));
 }
 
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {

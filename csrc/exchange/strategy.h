@@ -227,6 +227,8 @@ gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strate
 void gg_strategy_destroy(gg_strategy *strategy);
 /* GG_ERROR_ARGUMENT for a strategy that cannot go on without a rank that has died; names the option in the way. */
 gg_status gg_strategy_check_survival(const gg_strategy_options *options);
+/* GG_ERROR_ARGUMENT for a strategy whose group no new rank can join. */
+gg_status gg_strategy_check_newcomers(const gg_strategy_options *options);
 /* The name on the command line, in reports and checkpoints. */
 const char *gg_strategy_name(gg_strategy_kind kind);
 /* Number of the `size` ranks that train: the first ones; the others are dedicated servers. Accepts any options. */

@@ -28,7 +28,7 @@ static void py_exchange_clear(gg_py_exchange *x) {
 gg_py_exchange *gg_py_exchange_open(gg_py_team *team, PyObject *optimizer, PyObject *strategy,
                                     gg_exchange_options *options) {
     PyTypeObject *type = (PyTypeObject *)gg_py_exchange_type;
-    const size_t local = (size_t)gg_team_local(team->team);
+    const size_t local = (size_t)gg_team_most_local(team->team);
     if (optimizer == NULL || strategy == NULL)
         return (gg_py_exchange *)PyErr_Format(PyExc_TypeError, "optimizer and strategy must be given");
     gg_py_exchange *x = (gg_py_exchange *)type->tp_alloc(type, 0);

@@ -7,6 +7,9 @@ static PyObject *check_survival(PyObject *self, PyObject *unused) {
     const gg_py_exchange *x = (gg_py_exchange *)self;
     (void)unused;
     if (gg_py_team_check_process(x->team) < 0) return NULL;
+    if (gg_team_grows(x->team->team))
+        return PyErr_Format(PyExc_ValueError, "joins= and --respawn: allowed for the fit of a gossipgrad.Trainer, not "
+                                              "for gossipgrad.Exchange and wrapped modules");
     return gg_py_done(gg_strategy_check_survival(&gg_exchange_asked(gg_peers_exchange(x->peers, 0))->strategy));
 }
 

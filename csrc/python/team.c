@@ -11,6 +11,7 @@
 #include "comm/stall.h"
 #include "comm/subgroup.h"
 #include "comm/view_pages.h"
+#include "python/division.h"
 #include "python/python.h"
 
 PyTypeObject *gg_py_team_type;
@@ -61,8 +62,8 @@ static int read_deaths(PyObject *list, gg_virtual_death **out, int *count) {
 }
 
 static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"kind",         "size",    "fortran_handle", "launched", "latency",  "bandwidth",
-                            "compute_rate", "timeout", "deaths",         "detect",   "survives", NULL};
+    static char *names[] = {"kind",    "size",   "fortran_handle", "launched", "latency", "bandwidth", "compute_rate",
+                            "timeout", "deaths", "detect",         "survives", "joins",   NULL};
     static const char *const kinds[] = {"single", "mpi", "virtual", "net"};
     const char *kind;
     PyObject *handle = Py_None;
@@ -71,14 +72,15 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     gg_py_team *t = (gg_py_team *)self;
     gg_virtual_options options = {.size = 1, .compute_rate = 1.0};
     gg_network *network = &options.network;
-    PyObject *list = Py_None;
+    PyObject *list = Py_None, *steps = Py_None;
+    int64_t *joins = NULL;
     gg_virtual_death *deaths = NULL;
     gg_views *views = NULL;
     int survives = 0;
     gg_status status = GG_OK;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iOiddddOdp:Team", names, &kind, &options.size, &handle,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iOiddddOdpO:Team", names, &kind, &options.size, &handle,
                                      &launched, &network->latency, &network->bandwidth, &options.compute_rate, &timeout,
-                                     &list, &options.detect, &survives))
+                                     &list, &options.detect, &survives, &steps))
         return -1;
     int choice = gg_py_choice("kind", kind, kinds, 4);
     if (choice < 0) return -1;
@@ -93,11 +95,15 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
         gg_py_raise(status);
         return -1;
     }
-    if (read_deaths(list, &deaths, &options.death_count) < 0) {
+    if (read_deaths(list, &deaths, &options.death_count) < 0 ||
+        (steps != Py_None && gg_py_numbers(steps, &joins) < 0)) {
         PyMem_Free(deaths);
         return -1;
     }
     options.deaths = deaths;
+    options.joins = joins;
+    options.newcomers = joins != NULL ? (int)PyList_GET_SIZE(steps) : 0;
+    options.size += options.newcomers;
     Py_BEGIN_ALLOW_THREADS;
     if (choice == 0) status = gg_team_create_single(&t->team);
     if (choice == 1) status = gg_mpi_start(launched);
@@ -111,6 +117,7 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
         status = gg_team_create_net(links, slow ? network : NULL, timeout, views, &t->team);
     Py_END_ALLOW_THREADS;
     PyMem_Free(deaths);
+    PyMem_Free(joins);
     if (status != GG_OK) {
         gg_py_raise(status);
         return -1;

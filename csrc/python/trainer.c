@@ -126,7 +126,7 @@ static int py_trainer_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     options.graphs = graphs != 0;
     exchange.seed = seed;
     exchange.trace = trace > 0 ? (size_t)trace : 0;
-    if (gg_py_compute_time(compute_time, gg_team_size(t->team->team), &step_seconds) < 0) return -1;
+    if (gg_py_compute_time(compute_time, gg_team_identities(t->team->team), &step_seconds) < 0) return -1;
     options.step_seconds = step_seconds;
     t->graph = (gg_py_graph *)Py_NewRef(graph);
     t->device = Py_XNewRef(device);

@@ -273,6 +273,7 @@ static PyObject *py_trainer_change_view(PyObject *self, PyObject *unused) {
                                    "trained_again", (long long)change.again, "seconds", change.end - change.begin);
     dict = gg_py_put(dict, "ranks", list_ranks(view->member, view->members));
     dict = gg_py_put(dict, "died", list_ranks(change.died, change.dead));
+    dict = gg_py_put(dict, "whole", PyBool_FromLong(change.whole));
     return gg_py_put(dict, "last_steps", gg_py_integers(change.last, change.dead));
 }
 

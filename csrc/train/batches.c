@@ -262,6 +262,18 @@ cleanup:
     return status;
 }
 
+gg_status gg_batches_join(gg_batches *b, int workers, int64_t batch, const gg_position *at) {
+    gg_status status = GG_OK;
+    b->workers = b->sharding.size = workers;
+    b->options.batch = batch;
+    GG_TRY_CLEANUP(make_loader(b));
+    GG_TRY_CLEANUP(gg_loader_check_position(b->loader, at));
+    GG_TRY_CLEANUP(gg_batches_resume(b, at));
+cleanup:
+    if (status != GG_OK) forget_loader(b);
+    return status;
+}
+
 gg_status gg_batches_poll(gg_batches *b) {
     return b->ring == NULL ? GG_OK : batches_at(b, "shuffle", gg_sample_ring_poll(b->ring));
 }

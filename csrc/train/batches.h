@@ -57,6 +57,9 @@ gg_status gg_batches_rebatch(gg_batches *batches, int64_t batch);
  * samples of each former training rank that count, or fewer than it has read: the others are read again. Nothing is in
  * flight; gg_batches_check_regroup allows it. */
 gg_status gg_batches_regroup(gg_batches *batches, int workers, const int64_t *read);
+/* Continues at the position of `workers` ranks, this newcomer among them, in batches of `batch`. It has begun the set.
+ */
+gg_status gg_batches_join(gg_batches *batches, int workers, int64_t batch, const gg_position *at);
 /* GG_ERROR_ARGUMENT for data that stay with their ranks. Equal on all ranks. */
 gg_status gg_batches_check_regroup(const gg_batches *batches);
 /* Reads batch t of the epoch for the plan (gg_uploads_read), and starts the exchange of samples under the step. */

@@ -96,6 +96,7 @@ void gg_replica_destroy(gg_replica *r) {
     gg_device_free(r->device, r->carried);
     gg_outstanding_clear(&r->outstanding);
     gg_uploads_close(&r->uploads);
+    gg_held_state_free(r->held);
     gg_free(r->batches);
     gg_free(r->layer_seconds);
     gg_free(r);

@@ -165,6 +165,9 @@ gg_status gg_replica_check_reshape(const gg_replica *replica, const gg_reshape *
  * (gg_exchange_rebuild). The epoch's counts, the trace and the state that layers carry continue. Checked. After a
  * failure the replica can only be destroyed. Collective. */
 gg_status gg_replica_reshape(gg_replica *replica, const gg_reshape *how);
+/* Takes the exchange apart: before the transport has other ranks, or when broken steps are mended. Settled. Only
+ * gg_replica_regroup or the end follow. */
+gg_status gg_replica_hold(gg_replica *replica);
 /* A new view of the ranks. */
 typedef struct gg_regrouping {
     int64_t view;            /* its number */
@@ -175,7 +178,7 @@ typedef struct gg_regrouping {
 } gg_regrouping;
 
 /* Continues on the ranks that the transport has now (gg_team_change_view), with the rank's own state and the samples
- * that no rank has read. Settled. After a failure the replica can only be destroyed. Collective over the new ranks. */
+ * that no rank has read. Held. After a failure the replica can only be destroyed. Collective over the new ranks. */
 gg_status gg_replica_regroup(gg_replica *replica, const gg_regrouping *how);
 /* GG_ERROR_ARGUMENT for a strategy or data that need all ranks. Not collective: equal on all ranks. */
 gg_status gg_replica_check_regroup(const gg_replica *replica);

@@ -3,6 +3,7 @@
 #define GG_TRAIN_REPLICA_PRIVATE_H
 
 #include "exchange/exchange.h"
+#include "exchange/rebuild.h"
 #include "train/batches.h"
 #include "train/outstanding.h"
 #include "train/plans.h"
@@ -41,6 +42,9 @@ struct gg_replica {
     int64_t view;               /* number of the view for which the rank has regrouped */
     double view_begin;          /* of the current change of the view, on the transport's clock */
 
+    gg_held_state *held; /* between gg_replica_hold and gg_replica_regroup, with the counts; else NULL */
+    gg_progress_counts held_counts;
+
     int64_t carried_numbers; /* of the state that a sample carries, in all layers */
     float *carried;          /* as in gg_plan_batch; NULL means none */
     int64_t carried_rows;
@@ -50,6 +54,9 @@ static inline bool gg_replica_trains(const gg_replica *r) { return gg_exchange_t
 
 /* replica.c. Sets the fields that depend on the exchange's strategy and network; step_seconds: as in the options. */
 gg_status gg_replica_follow_exchange(gg_replica *r, const double *step_seconds);
+
+/* hold.c. The held exchange on the ranks of this view; the rest of gg_replica_regroup is the data. */
+gg_status gg_replica_renew_exchange(gg_replica *r, const gg_exchange_costs *costs, int64_t view);
 
 /* spans.c. Records a span from `begin` until now, if there is a trace; index: the node, or -1. */
 void gg_replica_record(gg_replica *r, const char *name, double begin, int index);

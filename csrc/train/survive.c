@@ -1,4 +1,4 @@
-/* Training goes on without the ranks that have died. */
+/* Training goes on without the ranks that have died, and with newcomers. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -22,15 +22,11 @@ void gg_replica_read_before(const gg_replica *r, int64_t step, int64_t *read) {
 
 gg_status gg_replica_regroup(gg_replica *r, const gg_regrouping *how) {
     gg_status status = GG_OK;
-    gg_progress_counts counts;
-    gg_replica_counts(r, &counts); /* without the messages of the rebuilding */
-    GG_TRY_CLEANUP(gg_exchange_rebuild(r->exchange, &(gg_rebuild){.costs = how->costs, .regrouped = true}));
-    gg_replica_set_hooks(r);
+    GG_TRY_CLEANUP(gg_replica_renew_exchange(r, &how->costs, how->view));
     GG_TRY_CLEANUP(gg_batches_regroup(&r->data, gg_exchange_workers(r->exchange), how->read));
     if (r->data.loader != NULL) GG_TRY_CLEANUP(gg_replica_plan_epoch(r));
-    if (how->inherited != NULL) gg_progress_counts_add(&counts, how->inherited);
-    r->view = how->view;
-    gg_replica_set_counts(r, &counts);
+    if (how->inherited != NULL) gg_progress_counts_add(&r->held_counts, how->inherited);
+    gg_replica_set_counts(r, &r->held_counts);
     gg_replica_record(r, "change of the view", r->view_begin, -1);
 cleanup:
     if (status != GG_OK) gg_exchange_dismantle(r->exchange);
@@ -39,34 +35,20 @@ cleanup:
 
 /* ---- all local ranks ---- */
 
-typedef struct change {
-    gg_trainer *trainer;
-    int first; /* rank of the first local one; numbers of the former view, as are the next */
-    const int *dead;
-    int deaths;
-    int64_t *received;       /* deaths of each local rank */
-    int64_t *read, *scratch; /* one a rank of the former view */
-    int *former;             /* identities of its members */
-    int heir;       /* local rank that counts for the dead from here on; -1 means that another process has it */
-    bool uncounted; /* a view of this change has passed whose first rank has not counted what it inherited */
-    gg_exchange_costs costs;
-    gg_view_change *out;
-} change;
-
-static bool is_dead(const change *c, int local) {
+static bool is_dead(const gg_trainer_change *c, int local) {
     for (int i = 0; i < c->deaths; ++i)
         if (c->dead[i] == c->first + local) return true;
     return false;
 }
 
-static int first_living(const change *c) {
+static int first_living(const gg_trainer_change *c) {
     int local = 0;
     while (is_dead(c, local)) ++local;
     return local;
 }
 
 static gg_status settle_living(void *context, int local) {
-    const change *c = context;
+    const gg_trainer_change *c = context;
     gg_replica *replica = c->trainer->replica[local];
     gg_exchange *x = gg_replica_exchange(replica);
     const bool breaks = gg_exchange_breaks(x);
@@ -78,18 +60,25 @@ static gg_status settle_living(void *context, int local) {
     return GG_OK;
 }
 
+static gg_status hold(void *context, int local) {
+    const gg_trainer_change *c = context;
+    return gg_replica_hold(c->trainer->replica[local]);
+}
+
 static gg_status regroup(void *context, int local) {
-    const change *c = context;
+    const gg_trainer_change *c = context;
     const gg_regrouping how = {.view = gg_team_view(c->trainer->team)->number,
                                .costs = c->costs,
                                .read = c->read,
                                .inherited = local == c->heir ? &c->trainer->inherited : NULL};
-    return gg_replica_regroup(c->trainer->replica[local], &how);
+    if (local >= c->stay) return gg_trainer_take(c, local);
+    GG_TRY(gg_replica_regroup(c->trainer->replica[local], &how));
+    return gg_trainer_give(c, local);
 }
 
 /* Samples that count, of each rank of the former view: all of the living, of the dead those up to the step that the
  * view tells. A replica that lives knows every rank's batches. */
-static void count_samples(change *c, const gg_replica *replica) {
+static void count_samples(gg_trainer_change *c, const gg_replica *replica) {
     const gg_view *view = gg_team_view(c->trainer->team);
     if (gg_replica_epoch_steps(replica) == 0) return;
     gg_replica_read_by(replica, c->read);
@@ -104,7 +93,7 @@ static void count_samples(change *c, const gg_replica *replica) {
 }
 
 /* Samples that the first `step` steps of a member of the former view have read since the view or the epoch began. */
-static int64_t read_before(change *c, const gg_replica *replica, int64_t step, int identity) {
+static int64_t read_before(gg_trainer_change *c, const gg_replica *replica, int64_t step, int identity) {
     int rank = 0;
     while (c->former[rank] != identity) ++rank;
     gg_replica_read_before(replica, step, c->scratch);
@@ -113,7 +102,7 @@ static int64_t read_before(change *c, const gg_replica *replica, int64_t step, i
 
 /* Counts of a dead rank's epoch up to its last step that counts. Its losses are in proportion where its ledger lacks
  * this step: it has died before it counted its last one, or nobody has received anything of it for long. */
-static gg_progress_counts counts_of_dead(change *c, const gg_replica *replica, int i) {
+static gg_progress_counts counts_of_dead(gg_trainer_change *c, const gg_replica *replica, int i) {
     const gg_view *view = gg_team_view(c->trainer->team);
     const void *ledger = gg_team_ledger(c->trainer->team, view->died[i]);
     const gg_ledger_entry *last = gg_ledger_last(ledger);
@@ -141,7 +130,7 @@ static int first_here(gg_team *team, int count, const int *identity, int best) {
 
 /* The sum over a host's dead is equal on all its ranks that live, and the first of these counts it. If the former first
  * one died before it counted its own inheritance, that is part of the sum. */
-static void inherit(change *c, const gg_replica *replica) {
+static void inherit(gg_trainer_change *c, const gg_replica *replica) {
     gg_team *team = c->trainer->team;
     const gg_view *view = gg_team_view(team);
     gg_progress_counts sum = c->uncounted ? c->trainer->inherited : (gg_progress_counts){0};
@@ -160,7 +149,7 @@ static void inherit(change *c, const gg_replica *replica) {
 }
 
 /* Removes the replicas and exchanges of the local dead. The others keep their order, which is the next view's. */
-static void remove_dead(const change *c) {
+static void remove_dead(const gg_trainer_change *c) {
     gg_trainer *t = c->trainer;
     for (int i = t->local - 1; i >= 0; --i) {
         if (!is_dead(c, i)) continue;
@@ -168,8 +157,6 @@ static void remove_dead(const change *c) {
         gg_replica_destroy(t->replica[i]);
         gg_peers_remove(t->peers, i);
         memmove(&t->replica[i], &t->replica[i + 1], behind * sizeof *t->replica);
-        if (t->step_seconds != NULL)
-            memmove(&t->step_seconds[i], &t->step_seconds[i + 1], behind * sizeof *t->step_seconds);
     }
 }
 
@@ -193,7 +180,7 @@ static int64_t steps_made(const gg_trainer *t) {
 }
 
 /* Settles and reports. *again: more ranks have died since. */
-static gg_status tell_received(change *c, bool *changes, bool *again) {
+static gg_status tell_received(gg_trainer_change *c, bool *changes, bool *again) {
     gg_trainer *t = c->trainer;
     *again = false;
     GG_TRY(gg_team_view_changes(t->team, steps_made(t), changes, &c->deaths, &c->dead));
@@ -206,7 +193,7 @@ static gg_status tell_received(change *c, bool *changes, bool *again) {
 }
 
 /* Adds the view's dead to the change's lists. */
-static gg_status list_dead(const change *c) {
+static gg_status list_dead(const gg_trainer_change *c) {
     gg_status status = GG_OK;
     gg_trainer *t = c->trainer;
     const gg_view *view = gg_team_view(t->team);
@@ -234,7 +221,7 @@ cleanup:
 }
 
 /* All living ranks have settled and reported: the next view is known. *changes: as of gg_team_view_changes. */
-static gg_status agree_on_view(change *c, bool *changes) {
+static gg_status agree_on_view(gg_trainer_change *c, bool *changes) {
     for (bool again = true; again;) {
         GG_TRY(tell_received(c, changes, &again));
         if (!*changes) return GG_OK;
@@ -244,7 +231,7 @@ static gg_status agree_on_view(change *c, bool *changes) {
 
 gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
     gg_status status = GG_OK;
-    change c = {.trainer = t, .out = out, .first = gg_team_rank(t->team)};
+    gg_trainer_change c = {.trainer = t, .out = out, .first = gg_team_rank(t->team)};
     double *forward = NULL;
     gg_link link;
     gg_replica *first = NULL;
@@ -265,7 +252,10 @@ gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
         first = t->replica[first_living(&c)];
         if (!breaks) count_samples(&c, first);
         inherit(&c, first);
+        if (!breaks) GG_TRY_CLEANUP(gg_team_run(t->team, hold, &c));
         remove_dead(&c);
+        c.stay = t->local;
+        if (!breaks) GG_TRY_CLEANUP(gg_trainer_add_newcomers(t));
         GG_TRY_CLEANUP(gg_team_change_view(t->team));
         GG_TRY_CLEANUP(list_dead(&c));
         whole = !breaks;
@@ -275,10 +265,14 @@ gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
     }
     out->step = gg_exchange_state(gg_replica_exchange(first))->step;
     if (breaks) gg_replica_read_before(first, out->step, c.read); /* a step counts for all ranks, or for none */
+    if (breaks) GG_TRY_CLEANUP(gg_team_run(t->team, hold, &c));
+    gg_trainer_place_seconds(t);
     GG_TRY_CLEANUP(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), &forward, &c.costs));
     GG_TRY_CLEANUP(gg_peers_link(t->peers, &gg_exchange_asked(gg_replica_exchange(first))->strategy,
                                  gg_graph_arena_count(t->options.graph), &link, &c.costs.link));
     GG_TRY_CLEANUP(gg_team_run(t->team, regroup, &c));
+    for (int i = c.stay; i < t->local; ++i) GG_TRY_CLEANUP(gg_team_copied(t->team, i));
+    GG_TRY_CLEANUP(gg_team_await_whole(t->team, &out->whole));
     out->changed = true;
     out->view = gg_team_view(t->team);
     out->next = gg_replica_next(first);
@@ -293,5 +287,7 @@ cleanup:
 }
 
 gg_status gg_trainer_check_survival(const gg_trainer *t) {
+    if (gg_team_grows(t->team))
+        GG_TRY(gg_strategy_check_newcomers(&gg_exchange_asked(t->replica[0]->exchange)->strategy));
     return gg_team_view(t->team) != NULL ? gg_replica_check_regroup(t->replica[0]) : GG_OK;
 }

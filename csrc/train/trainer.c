@@ -30,29 +30,38 @@ static gg_status trainer_settle(void *context, int local) {
     return gg_replica_settle(t->replica[local]);
 }
 
+void gg_trainer_place_seconds(gg_trainer *t) {
+    const gg_view *view = gg_team_view(t->team);
+    for (int i = 0; t->seconds != NULL && i < gg_team_size(t->team); ++i)
+        t->step_seconds[i] = t->seconds[view != NULL ? view->member[i] : i];
+}
+
 gg_status gg_trainer_create(const gg_replica_options *options, const gg_exchange_options *exchange, gg_team *team,
                             gg_peers **peers, gg_trainer **out) {
     gg_status status = GG_OK;
     gg_trainer *t = NULL;
     gg_exchange_options wanted = *exchange;
     double *forward = NULL;
-    const int ranks = gg_team_size(team);
+    gg_replica_options own = *options;
     *out = NULL;
     *peers = NULL;
     wanted.layout = gg_graph_layout(options->graph);
-    GG_TRY_CLEANUP(gg_tuning_costs(options->graph, options->step_seconds, ranks, &forward, &wanted.costs));
-    GG_TRY_CLEANUP(gg_peers_create(&wanted, options->step_seconds, team, peers));
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *t, "trainer", &t));
-    t->peers = *peers;
     t->team = team;
-    t->options = *options;
-    t->local = gg_team_local(team);
-    GG_TRY_CLEANUP(gg_calloc((size_t)t->local, sizeof(gg_replica *), "replicas", &t->replica));
     if (options->step_seconds != NULL) {
-        const size_t bytes = (size_t)ranks * sizeof *t->step_seconds;
-        GG_TRY_CLEANUP(gg_alloc(bytes, "seconds of a step", &t->step_seconds));
-        memcpy(t->step_seconds, options->step_seconds, bytes);
+        const size_t ranks = (size_t)gg_team_identities(team);
+        GG_TRY_CLEANUP(gg_calloc(ranks, sizeof *t->seconds, "seconds of a step", &t->seconds));
+        GG_TRY_CLEANUP(gg_calloc(ranks, sizeof *t->seconds, "seconds of a step", &t->step_seconds));
+        memcpy(t->seconds, options->step_seconds, ranks * sizeof *t->seconds);
+        gg_trainer_place_seconds(t);
+        own.step_seconds = t->step_seconds;
     }
+    GG_TRY_CLEANUP(gg_tuning_costs(options->graph, own.step_seconds, gg_team_size(team), &forward, &wanted.costs));
+    GG_TRY_CLEANUP(gg_peers_create(&wanted, own.step_seconds, team, peers));
+    t->peers = *peers;
+    t->options = own;
+    t->local = gg_team_local(team);
+    GG_TRY_CLEANUP(gg_calloc((size_t)gg_team_most_local(team), sizeof(gg_replica *), "replicas", &t->replica));
     GG_TRY_CLEANUP(gg_team_run(team, trainer_create, t));
     t->options.step_seconds = NULL;
     gg_peers_set_settle(t->peers, trainer_settle, t);
@@ -77,12 +86,13 @@ static void settle_before_end(gg_trainer *t) {
 void gg_trainer_destroy(gg_trainer *t) {
     if (t == NULL) return;
     if (t->replica != NULL) settle_before_end(t);
-    gg_peers_set_settle(t->peers, NULL, NULL);
+    if (t->peers != NULL) gg_peers_set_settle(t->peers, NULL, NULL);
     if (t->replica != NULL)
         for (int i = 0; i < t->local; ++i) gg_replica_destroy(t->replica[i]);
     gg_free(t->replica);
     gg_free(t->conv_choices);
     gg_free(t->table_choices);
+    gg_free(t->seconds);
     gg_free(t->step_seconds);
     gg_free(t->died);
     gg_free(t->last);
@@ -341,8 +351,9 @@ static double macs_of(const gg_graph *graph) {
 /* Seconds of a step of each rank with another network, in t->step_seconds. */
 static void scale_step_seconds(gg_trainer *t, const gg_graph *graph) {
     const double before = macs_of(t->options.graph), after = macs_of(graph);
-    for (int i = 0; t->step_seconds != NULL && before > 0 && i < gg_team_size(t->team); ++i)
-        t->step_seconds[i] *= after / before;
+    for (int i = 0; t->seconds != NULL && before > 0 && i < gg_team_identities(t->team); ++i)
+        t->seconds[i] *= after / before;
+    gg_trainer_place_seconds(t);
 }
 
 gg_status gg_trainer_reshape(gg_trainer *t, const gg_reshape *asked) {

@@ -40,13 +40,14 @@ typedef struct gg_view_change {
     const int *died; /* death has ended at once; identities, the trainer's, valid like the view */
     const int64_t *last; /* their last steps that count */
     int64_t again;       /* samples of the dead that are read again */
+    bool whole;          /* false: ranks have died before all newcomers had their state; the view changes again */
     double begin, end;   /* of the change on the slowest rank's clock */
 } gg_view_change;
 
 /* Called after every gg_trainer_run of a team whose ranks may die (gg_team_view). If some have died, all others go on
  * from their common step with the samples that no rank has read: settles, takes the next view and makes the exchange of
  * every rank anew (gg_replica_regroup). The replicas of the dead are destroyed; their counts stay in the epoch's.
- * GG_ERROR_PEER if too few ranks live. */
+ * Newcomers take the state of their donors (gg_replica_take). GG_ERROR_PEER if too few ranks live. */
 gg_status gg_trainer_change_view(gg_trainer *trainer, gg_view_change *out);
 /* GG_ERROR_ARGUMENT for a strategy or data that need all ranks, if ranks may die. Not collective. */
 gg_status gg_trainer_check_survival(const gg_trainer *trainer);

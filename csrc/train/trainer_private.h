@@ -10,12 +10,43 @@ struct gg_trainer {
     int *died;     /* of the last gg_view_change, like the next */
     int64_t *last;
     gg_replica_options options; /* without an exchange */
-    double *step_seconds;       /* one a rank of the team; NULL means none were given */
+    double *seconds;            /* of a step of each identity (gg_team_identities); NULL means none were given */
+    double *step_seconds;       /* of each rank of the team, from `seconds`; NULL likewise */
     int local;
     gg_replica **replica;
     gg_progress_counts inherited;   /* of this host's dead, which its first rank counts from the view's begin on */
     gg_conv_choice *conv_choices;   /* of all local ranks; NULL means that none are set */
     gg_table_choice *table_choices; /* likewise */
 };
+
+/* trainer.c. Sets step_seconds for the team's current ranks. */
+void gg_trainer_place_seconds(gg_trainer *trainer);
+
+/* ---- survive.c ---- */
+
+/* A change of the view on all local ranks. */
+typedef struct gg_trainer_change {
+    gg_trainer *trainer;
+    int first; /* rank of the first local one; numbers of the former view, as are the next */
+    const int *dead;
+    int deaths;
+    int64_t *received;       /* deaths of each local rank */
+    int64_t *read, *scratch; /* one a rank of the former view */
+    int *former;             /* identities of its members */
+    int heir;       /* local rank that counts for the dead from here on; -1 means that another process has it */
+    bool uncounted; /* a view of this change has passed whose first rank has not counted what it inherited */
+    gg_exchange_costs costs;
+    gg_view_change *out;
+    int stay; /* local ranks that go on; those behind them are newcomers */
+} gg_trainer_change;
+
+/* ---- newcomer.c ---- */
+
+/* Makes the exchanges and replicas of the next view's newcomers in this process, behind the others. */
+gg_status gg_trainer_add_newcomers(gg_trainer *trainer);
+/* A local rank gives its state to the newcomers whose donor it is. */
+gg_status gg_trainer_give(const gg_trainer_change *change, int local);
+/* A local newcomer takes the state of its donor. */
+gg_status gg_trainer_take(const gg_trainer_change *change, int local);
 
 #endif

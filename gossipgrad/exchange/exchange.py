@@ -280,6 +280,7 @@ class Exchange:
             virtual = given if isinstance(given, cluster.VirtualCluster) else None
             if virtual is not None and virtual.straggler is not None:
                 raise ValueError(f"straggler={virtual.straggler!r}: allowed only for a Trainer")
+            cluster.refuse_joins(given)
             seconds = number("timeout", timeout, 0.0)
             if on_view is not None and not callable(on_view):
                 raise TypeError(f"on_view={on_view!r}: allowed: None, or what can be called with the Exchange, change")

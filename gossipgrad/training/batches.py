@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 USUAL = 64  # samples a rank and step, by default
 
@@ -51,10 +51,14 @@ class Batches:
         smallest."""
         return min(self.sizes) // self.size if self.drop_last else math.ceil(max(self.sizes) / self.size)
 
-    def divide(self, ranks: int) -> None:
-        """Divide the samples among another number of ranks. Not if every rank has brought its own part."""
+    def divided(self, ranks: int) -> Batches:
+        """These batches on another number of ranks. Not if every rank has brought its own part."""
         whole, more = divmod(sum(self.sizes), ranks)
-        self.sizes = [whole + (rank < more) for rank in range(ranks)]
+        return replace(self, sizes=[whole + (rank < more) for rank in range(ranks)])
+
+    def divide(self, ranks: int) -> None:
+        """Divide the samples among another number of ranks."""
+        self.sizes = self.divided(ranks).sizes
 
     def check(self, size: int) -> None:
         """ValueError unless the shards have batches of this size."""

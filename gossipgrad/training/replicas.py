@@ -341,6 +341,8 @@ class Replicas:
         if not self.team.survives:
             return
         self.core.check_survival()
+        if isinstance(self.comm, cluster.VirtualCluster) and self.batches is not None:
+            self.batches.divided(self.comm.most).check(self.batches.size)
         if self.apoptosis is not None:
             raise ValueError("ranks that may die: not with apoptosis, whose plans are of all ranks")
         if getattr(self.strategy, "allreduce_steps", 0):
@@ -692,15 +694,14 @@ class Replicas:
             for key, seconds in zip(PARTS_OF_TIME, (one["clock_seconds"] - sum(waited), *waited), strict=True):
                 total[key] += seconds
 
-    def keep(self, living: Sequence[int]) -> None:
-        """Adapt to the ranks at these places, which the core has gone on with."""
+    def keep(self, ranks: Sequence[int]) -> None:
+        """Adapt to these ranks, by their first numbers, which the core has gone on with."""
         if self._seconds and self.virtual:
-            self._seconds = [self._seconds[place] for place in living]
-        if self.compute_time is not None:
-            self.compute_time = [self.compute_time[place] for place in living]
+            known = dict(zip(self.members, self._seconds, strict=True))
+            self._seconds = [known.get(rank) or dict.fromkeys(PARTS_OF_TIME, 0.0) for rank in ranks]
         if self.batches is not None:
             self.batches.divide(self.workers)
-        self.members = [self.members[place] for place in living]
+        self.members = list(ranks)
         self.history.ranks = self.size
 
     def _time_by_rank(self) -> list[Record]:

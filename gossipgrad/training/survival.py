@@ -1,4 +1,4 @@
-"""Changes of the group while fit trains: ranks have died, and the others go on."""
+"""Changes of the group while fit trains: ranks have died, or new ones have joined, and all go on."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ Record = dict[str, Any]
 
 def said(change: Record) -> str:
     """A line about a change of the view."""
-    died = " and ".join(str(rank) for rank in change["died"])
-    who = f"rank {died} has" if len(change["died"]) == 1 else f"ranks {died} have"
-    left, again = counted(len(change["ranks"]), "rank"), counted(change["trained_again"], "sample")
-    goes = "goes" if len(change["ranks"]) == 1 else "go"
-    return f"step {change['step']}: {who} died; {left} {goes} on; {again} trained again"
+    parts = []
+    for ranks, new, what in ((change["died"], "", "died"), (change["joined"], " (new)", "joined")):
+        who = " and ".join(f"{rank}{new}" for rank in ranks)
+        if ranks:
+            parts.append(f"rank {who} has {what}" if len(ranks) == 1 else f"ranks {who} have {what}")
+    left = counted(len(change["ranks"]), "rank")
+    parts.append(f"{left} {'goes' if len(change['ranks']) == 1 else 'go'} on")
+    if change["died"]:
+        parts.append(f"{counted(change['trained_again'], 'sample')} trained again")
+    return f"step {change['step']}: {'; '.join(parts)}"
 
 
 @contextlib.contextmanager
@@ -39,7 +44,7 @@ def survivable(trainer: Replicas) -> Iterator[None]:
 
 
 def change_view(trainer: Replicas) -> Record | None:
-    """Go on without ranks that have died since; None if none has. Returns the change, as in history.views.
+    """Go on without ranks that have died, and with newcomers; None: neither. Returns the change, as in history.views.
 
     All ranks stand at one step. Collective over the ranks that live.
     """
@@ -47,8 +52,10 @@ def change_view(trainer: Replicas) -> Record | None:
         change = trainer.core.change_view()
         if change is None:
             return None
-        trainer.keep([trainer.members.index(rank) for rank in change["ranks"]])
+        change["joined"] = [rank for rank in change["ranks"] if rank not in trainer.members]
+        trainer.keep(change["ranks"])
         change |= {"epoch": trainer.epoch + 1}
+        del change["whole"]
         trainer.history.views.append(change)
         if trainer.fit_state.watcher is not None:
             trainer.fit_state.watcher.viewed(change)

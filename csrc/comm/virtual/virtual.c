@@ -80,6 +80,9 @@ static gg_status cluster_check_options(const gg_virtual_options *options) {
     if (!(options->compute_rate >= 0 && options->compute_rate < INFINITY))
         return gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: compute_rate is %g, expected at least 0",
                        options->compute_rate);
+    if (options->newcomers < 0 || options->newcomers >= options->size)
+        return gg_fail(GG_ERROR_ARGUMENT, "virtual cluster: %d newcomers among %d ranks, expected at most %d",
+                       options->newcomers, options->size, options->size - 1);
     return gg_virtual_check_deaths(options);
 }
 
@@ -121,6 +124,8 @@ gg_status gg_virtual_create(const gg_virtual_options *options, gg_virtual **out)
     GG_TRY_CLEANUP(cluster_check_options(options));
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "virtual cluster", &made));
     made->options = *options;
+    made->options.joins = NULL; /* the caller's */
+    made->absent = options->newcomers;
     size_t size = (size_t)options->size;
     GG_TRY_CLEANUP(gg_calloc(size, sizeof(gg_heap_entry *), "virtual cluster's heap", &made->due.entries));
     GG_TRY_CLEANUP(gg_calloc(size, sizeof(gg_heap_entry *), "virtual cluster's heap", &made->wire.entries));
@@ -132,6 +137,7 @@ gg_status gg_virtual_create(const gg_virtual_options *options, gg_virtual **out)
         rank->cluster = made;
         rank->due = rank->wire = (gg_heap_entry){.place = -1, .rank = r};
         rank->next_known = INFINITY;
+        rank->absent = r >= options->size - options->newcomers;
         GG_TRY_CLEANUP(gg_baton_create(&rank->baton));
     }
     GG_TRY_CLEANUP(copy_deaths(options, made));
@@ -167,6 +173,14 @@ gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank) {
 }
 
 int gg_virtual_size(const gg_virtual *cluster) { return cluster->options.size; }
+
+void gg_virtual_admit(gg_virtual *cluster, int rank, double now) {
+    gg_virtual_rank *one = &cluster->ranks[rank];
+    if (!one->absent) return;
+    one->absent = false;
+    cluster->absent--;
+    gg_virtual_set_clock(cluster, rank, (gg_virtual_clock){.now = now, .out_free = now, .in_free = now});
+}
 
 gg_virtual_clock gg_virtual_get_clock(const gg_virtual *cluster, int rank) {
     const gg_virtual_rank *one = &cluster->ranks[rank];
@@ -234,14 +248,14 @@ gg_status gg_virtual_run_watched(gg_virtual *cluster, gg_status (*fn)(void *cont
                        cluster->text);
     cluster->fn = fn;
     cluster->context = context;
-    cluster->unfinished = cluster->working = cluster->options.size - cluster->dead;
+    cluster->unfinished = cluster->working = cluster->options.size - cluster->dead - cluster->absent;
     cluster->running = true;
     for (int r = 0; r < cluster->options.size; ++r) {
         cluster->ranks[r].counts = false;
-        cluster->ranks[r].finished = cluster->ranks[r].dead;
+        cluster->ranks[r].finished = cluster->ranks[r].dead || cluster->ranks[r].absent;
         cluster->ranks[r].empty_tests = 0;
         cluster->ranks[r].next_known = INFINITY;
-        if (cluster->ranks[r].dead) continue;
+        if (cluster->ranks[r].finished) continue;
         gg_virtual_make_due(cluster, &cluster->ranks[r], cluster->ranks[r].clock, false);
     }
     do {

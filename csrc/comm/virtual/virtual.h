@@ -11,6 +11,8 @@
  * death the others are told (transport.h), at one moment of virtual time, so runs with deaths are deterministic too.
  * Messages that arrive from a dead rank, or are being read, are copied at its death.
  *
+ * Newcomers, the last ranks, are in no run before they are admitted.
+ *
  * A rank with a service (transport.h) continues to serve after it has returned from a run, until all ranks have. Its
  * clock advances to its last answer. */
 #ifndef GG_COMM_VIRTUAL_VIRTUAL_H
@@ -32,7 +34,9 @@ typedef struct gg_virtual_options {
     double compute_rate;            /* multiplies gg_transport_compute's modelled seconds; 1 leaves them unchanged */
     const gg_virtual_death *deaths; /* at most one a rank; copied */
     int death_count;
-    double detect; /* seconds from a death until the others are told; 0 means GG_VIRTUAL_DETECT */
+    double detect;        /* seconds from a death until the others are told; 0 means GG_VIRTUAL_DETECT */
+    const int64_t *joins; /* one a newcomer: the step from which it is ready; read at the team's creation */
+    int newcomers;        /* the last ranks, fewer than `size` */
 } gg_virtual_options;
 #define GG_VIRTUAL_DETECT 0.01
 
@@ -48,7 +52,10 @@ gg_transport *gg_virtual_transport(gg_virtual *cluster, int rank);
  * rank. Ranks ask gg_transport_dead if they have been told. */
 bool gg_virtual_dead(const gg_virtual *cluster, int rank, double *when);
 
-int gg_virtual_size(const gg_virtual *cluster);                /* dead ranks included */
+/* Later runs include this newcomer. Its clock begins at `now`. Between runs. A rank that is there is a no-op. */
+void gg_virtual_admit(gg_virtual *cluster, int rank, double now);
+
+int gg_virtual_size(const gg_virtual *cluster);                /* dead ranks and newcomers included */
 int64_t gg_virtual_begun(const gg_virtual *cluster, int rank); /* steps, as gg_transport_step_begun told */
 
 /* A rank's clock, and the times at which its links become idle; in seconds. */

@@ -66,6 +66,7 @@ typedef struct gg_virtual_rank {
     const gg_virtual_death *death; /* NULL means that it lives */
     bool in_last_step, dying;      /* dying: it dies in its next call */
     bool dead, told;               /* told: the others know */
+    bool absent;                   /* a newcomer that has not been admitted */
     bool counts;                   /* its last step has begun in this run: later runs are not the step */
     int64_t sent;                  /* messages posted in its last step */
     int64_t begun;                 /* steps, as gg_transport_step_begun told */
@@ -77,7 +78,7 @@ struct gg_virtual {
     gg_heap due, wire;
     int able;                /* entries of due that are not only_deadline */
     int unfinished, working; /* working: of them, those whose function has not returned yet */
-    int dead, told;          /* ranks */
+    int dead, told, absent;  /* ranks */
     gg_virtual_death *deaths;
     gg_virtual_ghost *ghosts;
     gg_virtual_kept *kept;

@@ -1,7 +1,9 @@
 /* A membership that the ranks share. It learns of a death when a rank whose clock is past its detection looks. Then all
  * living ranks have told their limits at once: the steps that they have begun. So no rank waits for another's answer,
- * and every run repeats. */
+ * and every run repeats. A newcomer is ready when a rank that has made the newcomer's step looks. */
 #include "comm/virtual/virtual_views.h"
+
+#include <string.h>
 
 #include "base/memory.h"
 
@@ -9,7 +11,8 @@ typedef struct virtual_views {
     gg_views head; /* first: a gg_views is cast to this */
     gg_virtual *cluster;
     gg_membership *membership;
-    int ranks;
+    int ranks, newcomers;   /* newcomers: the last ones */
+    int64_t *joins;         /* one a newcomer */
     int64_t base;           /* steps that all ranks had made when the run began */
     unsigned char *ledgers; /* GG_LEDGER_BYTES of each rank */
 } virtual_views;
@@ -19,6 +22,7 @@ static virtual_views *views_of(gg_views *views) { return (virtual_views *)views;
 static void views_destroy(gg_views *views) {
     gg_membership_destroy(views_of(views)->membership);
     gg_free(views_of(views)->ledgers);
+    gg_free(views_of(views)->joins);
     gg_free(views);
 }
 
@@ -40,6 +44,8 @@ static gg_status views_look(gg_views *views, int identity, int64_t step, gg_phas
                                         : gg_transport_dead(gg_virtual_transport(v->cluster, identity), r) >= 0;
         if (known) GG_TRY(gg_membership_died(v->membership, r));
     }
+    for (int i = 0; i < v->newcomers && v->joins[i] <= step; ++i)
+        GG_TRY(gg_membership_ready(v->membership, v->ranks - v->newcomers + i));
     /* Of broken steps none is complete before all ranks have left their run. */
     const bool tells = !v->head.breaks || identity < 0;
     if (tells && gg_membership_phase(v->membership) == GG_PHASE_STOPPING) GG_TRY(tell_limits(v, step));
@@ -61,6 +67,11 @@ static gg_status views_report(gg_views *views, int identity, int deaths, const i
     return gg_membership_report(views_of(views)->membership, identity, deaths, received);
 }
 
+static gg_status views_copied(gg_views *views, int identity) {
+    virtual_views *v = views_of(views);
+    return gg_membership_copied(v->membership, identity, gg_membership_view(v->membership)->number);
+}
+
 static const gg_view *views_view(gg_views *views) { return gg_membership_view(views_of(views)->membership); }
 
 static void *views_ledger(gg_views *views, int identity) {
@@ -76,9 +87,10 @@ static const gg_views_table table = {
     .report = views_report,
     .view = views_view,
     .ledger = views_ledger,
+    .copied = views_copied,
 };
 
-gg_status gg_virtual_views_create(gg_virtual *cluster, gg_views **out) {
+gg_status gg_virtual_views_create(gg_virtual *cluster, const int64_t *joins, int newcomers, gg_views **out) {
     gg_status status = GG_OK;
     virtual_views *made = NULL;
     const int ranks = gg_virtual_size(cluster);
@@ -87,7 +99,10 @@ gg_status gg_virtual_views_create(gg_virtual *cluster, gg_views **out) {
     made->head.table = &table;
     made->cluster = cluster;
     made->ranks = ranks;
-    GG_TRY_CLEANUP(gg_membership_create(ranks, ranks, 1, &made->membership));
+    made->newcomers = newcomers;
+    GG_TRY_CLEANUP(gg_calloc((size_t)newcomers, sizeof *made->joins, "steps of newcomers", &made->joins));
+    if (newcomers > 0) memcpy(made->joins, joins, (size_t)newcomers * sizeof *joins);
+    GG_TRY_CLEANUP(gg_membership_create(ranks - newcomers, ranks, 1, &made->membership));
     GG_TRY_CLEANUP(gg_calloc((size_t)ranks, GG_LEDGER_BYTES, "ledgers of ranks", &made->ledgers));
     *out = &made->head;
     made = NULL;

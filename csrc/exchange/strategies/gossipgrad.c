@@ -128,4 +128,5 @@ const gg_strategy_type gg_strategy_gossipgrad = {.name = "gossipgrad",
                                                  .modelled = gossipgrad_modelled,
                                                  .goes_on = gossipgrad_goes_on,
                                                  .needs_all = gossipgrad_needs_all,
+                                                 .newcomers = true,
                                                  .partnered = true};

@@ -29,5 +29,8 @@ cleanup:
 
 static const gg_option options[] = {{.name = NULL}};
 
-const gg_strategy_type gg_strategy_no_exchange = {
-    .name = "no-exchange", .options = options, .create = gg_no_exchange_create, .needs_all = gg_strategy_needs_none};
+const gg_strategy_type gg_strategy_no_exchange = {.name = "no-exchange",
+                                                  .options = options,
+                                                  .create = gg_no_exchange_create,
+                                                  .needs_all = gg_strategy_needs_none,
+                                                  .newcomers = true};

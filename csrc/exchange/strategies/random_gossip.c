@@ -678,11 +678,13 @@ const gg_strategy_type gg_strategy_pull_gossip = {.name = "pull-gossip",
                                                   .options = options,
                                                   .goes_on = random_gossip_goes_on,
                                                   .needs_all = gg_strategy_needs_none,
+                                                  .newcomers = true,
                                                   .check = gg_strategy_check_sizes,
                                                   .create = random_gossip_create};
 const gg_strategy_type gg_strategy_push_gossip = {.name = "push-gossip",
                                                   .options = options,
                                                   .goes_on = random_gossip_goes_on,
                                                   .needs_all = gg_strategy_needs_none,
+                                                  .newcomers = true,
                                                   .check = gg_strategy_check_sizes,
                                                   .create = random_gossip_create};
