@@ -1,5 +1,6 @@
 """The compiled core. Not public: the package's own modules use it."""
 
+import builtins
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, final
 
@@ -62,6 +63,8 @@ class ViewKeeper:
         """A rank trains: if it ends now, whatever its exit code, it has died."""
     def poll(self) -> str:
         """Reads what the ranks have told; returns the phase: run, stopping, goal or ended."""
+    def rests(self) -> bool:
+        """No view changes, all members have their state, and no newcomer waits: there is nothing to poll for."""
     def view(self) -> dict[str, Any]:
         """The current view: its number ("view"), step and ranks."""
     def restore(self, published: bytes, /) -> None:
@@ -118,6 +121,11 @@ class Team:
     @property
     def survives(self) -> bool:
         """Ranks may die, and the others go on."""
+    @property
+    def newcomer(self) -> bool:
+        """A rank that was started later, and has not joined: alone in the group."""
+    def await_member(self, seconds: float, /) -> bool:
+        """This newcomer is ready: True if a view with it has come within these seconds."""
     def train(self, trains: bool, /) -> None:
         """This process's ranks train, or do so no more: ranks that end meanwhile have died."""
     def decide(self, done: bool, /) -> bool:
@@ -356,6 +364,12 @@ class Trainer:
     def set_counts(self, counts: list[dict[str, Any]], /) -> None: ...
     def change_view(self) -> dict[str, Any] | None:
         """After run: goes on without the ranks that have died, and with newcomers. Returns the new view, or None without a change. "whole": False: ranks have died before newcomers had their state, so the view changes again."""
+    def set_text(self, text: builtins.bytes, /) -> None:
+        """What newcomers hear from this process's ranks beside their state."""
+    def hear(self) -> builtins.bytes:
+        """A newcomer takes the view that has come, and hears its donor's text. PeerError: await the next view."""
+    def join(self) -> dict[str, Any] | None:
+        """Then it takes the state; returns the view. None, or PeerError: await the next view."""
     def check_survival(self) -> None:
         """ValueError if ranks may die, and the strategy or the data need all of them."""
     def run(self, steps: int, watch: Callable[[], object] | None = None) -> int:
@@ -608,11 +622,19 @@ def first_to_report() -> bool:
 
 def mpi_start(launched: int = 0) -> None: ...
 def net_start(
-    rank: int, nodes: list[int], sockets: list[int], memory: int, ring_bytes: int, heap_bytes: int, views: int = -1
+    rank: int,
+    nodes: list[int],
+    sockets: list[int],
+    memory: int,
+    ring_bytes: int,
+    heap_bytes: int,
+    views: int = -1,
+    members: int = 0,
 ) -> None:
     """Make this process's links to other ranks from connected sockets and the node's memory, which it takes over.
 
-    views: descriptor of a ViewKeeper's memory, not taken over: ranks may die. -1: a death ends all.
+    views: descriptor of a ViewKeeper's memory, not taken over: ranks may die. -1: a death ends all. members: the first
+    ranks, which are there from the start; 0: all.
     """
 
 def net_stop() -> None:

@@ -62,8 +62,8 @@ def test_agents_carry_a_change_and_another_keeper_takes_over():
     assert own.trains(2) and keeper.trains(2) and own.told(2) == other.told(2)
     keeper.died(1)
     other.publish(own.published())
-    tell(other, 0, limit=8, limit_of=1)
-    tell(other, 2, limit=9, limit_of=1)
+    tell(other, 0, limit=8, limit_of=2)
+    tell(other, 2, limit=9, limit_of=2)
     carry(other, own)
     assert keeper.poll() == "goal"
     other.publish(own.published())  # the keeper ends here; another one goes on from what a host has
@@ -86,7 +86,7 @@ def test_agents_carry_a_change_and_another_keeper_takes_over():
 def test_older_words_of_a_rank_change_nothing():
     pages = host(3)
     old = pages.told(1)
-    tell(pages, 1, step=5, limit=6, limit_of=1, vote=8)
+    tell(pages, 1, step=5, limit=6, limit_of=2, vote=8)
     new = pages.told(1)
     pages.tell(1, old)
     assert pages.told(1) == new

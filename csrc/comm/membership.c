@@ -15,6 +15,7 @@ typedef struct known {
 
 struct gg_membership {
     int most, least;
+    bool apart;
     gg_phase phase;
     int64_t goal;
     known *rank; /* one an identity */
@@ -55,6 +56,8 @@ cleanup:
     gg_membership_destroy(m);
     return status;
 }
+
+void gg_membership_keep_apart(gg_membership *m) { m->apart = true; }
 
 void gg_membership_destroy(gg_membership *m) {
     if (m == NULL) return;
@@ -168,6 +171,16 @@ static void stop(gg_membership *m) {
     if (m->phase == GG_PHASE_RUN) m->phase = GG_PHASE_STOPPING;
 }
 
+/* A change for newcomers becomes one for a death. */
+static void withdraw(gg_membership *m) {
+    for (int i = 0; i < m->most; ++i) {
+        if (m->rank[i].state == READY) m->rank[i].state = UNKNOWN;
+        m->rank[i].limit = -1;
+    }
+    m->goal = -1;
+    if (m->phase == GG_PHASE_GOAL) m->phase = GG_PHASE_STOPPING;
+}
+
 /* ---- events ---- */
 
 static gg_status check(const gg_membership *m, const char *event, int identity) {
@@ -182,6 +195,7 @@ gg_status gg_membership_died(gg_membership *m, int identity) {
     const bool member = one->state == MEMBER;
     *one = (known){.state = DEAD, .limit = -1, .last = -1};
     if (!member) return GG_OK;
+    if (m->apart && m->deaths == 0) withdraw(m);
     int place = m->deaths++;
     for (; place > 0 && m->dead[place - 1] > identity; --place) m->dead[place] = m->dead[place - 1];
     m->dead[place] = identity;
@@ -194,6 +208,7 @@ gg_status gg_membership_died(gg_membership *m, int identity) {
 gg_status gg_membership_ready(gg_membership *m, int identity) {
     GG_TRY(check(m, "newcomer", identity));
     if (m->phase == GG_PHASE_ENDED || m->rank[identity].state != UNKNOWN) return GG_OK;
+    if (m->apart && m->deaths > 0) return GG_OK;
     m->rank[identity] = (known){.state = READY, .limit = -1};
     stop(m);
     return GG_OK;
@@ -240,6 +255,10 @@ gg_phase gg_membership_phase(const gg_membership *m) { return m->phase; }
 int gg_membership_dead(const gg_membership *m, const int **dead) {
     *dead = m->dead;
     return m->deaths;
+}
+
+bool gg_membership_is_new(const gg_membership *m, int identity) {
+    return identity >= 0 && identity < m->most && m->rank[identity].state == UNKNOWN;
 }
 
 bool gg_membership_lives(const gg_membership *m, int identity) {

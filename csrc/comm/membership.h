@@ -12,7 +12,8 @@
  * 4. The next view begins at the goal. The samples of a dead member count up to the last such step that any member
  *    reports; later ones are read again.
  *
- * Another death in any phase enlarges the set of the dead. A known goal stays; reports are then told anew.
+ * Another death in any phase enlarges the set of the dead. A known goal stays, except as gg_membership_keep_apart says;
+ * reports are then told anew.
  *
  * A newcomer is a member from the next view on, and whole when it has a copy of its donor's state. Until then nobody
  * waits for it. If its donor dies first, it gets another one in the next view. */
@@ -48,6 +49,10 @@ typedef struct gg_membership gg_membership;
 /* The first view has the identities 0 to members - 1. most: identities that can ever be, at least `members`. least: the
  * job ends if fewer members live, at least 1. */
 gg_status gg_membership_create(int members, int most, int least, gg_membership **out);
+/* From here on a view after deaths has no newcomers, because ranks may meet a death in any call, but a newcomer between
+ * two steps alone. A death withdraws those that are ready, who must be told of again. Limits that were told for them,
+ * and the goal, are void. */
+void gg_membership_keep_apart(gg_membership *membership);
 void gg_membership_destroy(gg_membership *membership); /* NULL is a no-op */
 /* Goes on where another membership was, as its answers to the questions below say. Limits and reports of that phase are
  * told anew. Only of a membership just created. dead: since the view began. */
@@ -77,8 +82,9 @@ gg_status gg_membership_report(gg_membership *membership, int identity, int deat
 gg_phase gg_membership_phase(const gg_membership *membership);
 /* Members that have died since the view began, in ascending order; *dead is owned by the membership. */
 int gg_membership_dead(const gg_membership *membership, const int **dead);
-bool gg_membership_lives(const gg_membership *membership, int identity); /* a member that has not died */
-int64_t gg_membership_goal(const gg_membership *membership);             /* -1 means not known */
+bool gg_membership_is_new(const gg_membership *membership, int identity); /* nothing has been told of it */
+bool gg_membership_lives(const gg_membership *membership, int identity);  /* a member that has not died */
+int64_t gg_membership_goal(const gg_membership *membership);              /* -1 means not known */
 /* The current view; valid until the next event. */
 const gg_view *gg_membership_view(const gg_membership *membership);
 

@@ -32,6 +32,9 @@ struct gg_team {
     int *dead;             /* with views: the dead as numbers of this view */
     int64_t number;        /* with views: of the view that changes */
     bool grows;            /* new ranks may join */
+    bool running;          /* with views: between gg_team_view_begin and gg_team_view_end */
+    bool newcomer;         /* of a process of its own; false after it has joined */
+    int64_t tried;         /* a newcomer: number of the view that it has taken; 0 means none */
 };
 
 static gg_status team_make(const char *kind, gg_team **out) {
@@ -84,22 +87,25 @@ cleanup:
 }
 
 /* Every local rank's transport becomes a view of the group, whose members may change; a newcomer's one of itself. */
-static gg_status make_members(gg_team *team) {
+static gg_status make_members(gg_team *team, const int *present, int count) {
     const int ranks = team->ranks;
-    const gg_view *view = team->views->table->view(team->views);
     GG_TRY(gg_calloc((size_t)ranks, sizeof *team->dead, "dead ranks", &team->dead));
     GG_TRY(gg_calloc((size_t)ranks, sizeof *team->place, "places", &team->place));
     GG_TRY(gg_calloc((size_t)ranks, sizeof(gg_transport *), "members", &team->member));
     for (int i = 0; i < ranks; ++i) team->place[i] = -1;
-    for (int i = 0; i < view->members; ++i) team->place[view->member[i]] = i;
+    for (int i = 0; i < count; ++i) team->place[present[i]] = i;
     for (int i = 0; i < gg_team_most_local(team); ++i) {
         gg_transport *own = team->cluster != NULL ? gg_virtual_transport(team->cluster, i) : team->transport;
         const bool there = team->place[own->rank] >= 0;
-        const int *members = there ? view->member : &own->rank;
-        GG_TRY(gg_subgroup_create(own, members, there ? view->members : 1, &team->member[i]));
-        team->member[i]->mortal = true;
+        GG_TRY(gg_subgroup_create(own, there ? present : &own->rank, there ? count : 1, &team->member[i]));
+        team->member[i]->mortal = team->views != NULL;
     }
     return GG_OK;
+}
+
+static gg_status make_view_members(gg_team *team) {
+    const gg_view *view = team->views->table->view(team->views);
+    return make_members(team, view->member, view->members);
 }
 
 /* Called in each round of a wait. A rank tells its limit here while it waits for another that stands at its limit. */
@@ -108,12 +114,30 @@ static gg_status watch_views(void *context, int64_t begun) {
     const int *dead;
     gg_phase phase;
     int64_t goal;
-    GG_TRY(team->views->table->look(team->views, -1, team->views->breaks ? -1 : begun, &phase, &goal));
+    GG_TRY(team->views->table->look(team->views, team->running ? -1 : GG_VIEW_OUTSIDE, team->views->breaks ? -1 : begun,
+                                    &phase, &goal));
     const gg_view *view = team->views->table->view(team->views);
     for (int i = team->views->table->dead(team->views, &dead) - 1; i >= 0; --i)
         gg_net_transport_died(team->net, dead[i]);
     for (int i = 0; i < view->dead; ++i) gg_net_transport_died(team->net, view->died[i]);
     return GG_OK;
+}
+
+/* Without views a group of processes has the first members alone. */
+static gg_status make_first_members(gg_team *team, const gg_net *net) {
+    gg_status status = GG_OK;
+    const int count = gg_net_members(net);
+    int *first = NULL;
+    if (gg_net_rank(net) >= count)
+        GG_FAIL_CLEANUP(GG_ERROR_STATE,
+                        "a newcomer makes a group that others cannot join; allowed: a Trainer, whose fit "
+                        "joins the others");
+    GG_TRY_CLEANUP(gg_calloc((size_t)count, sizeof *first, "members", &first));
+    for (int i = 0; i < count; ++i) first[i] = i;
+    GG_TRY_CLEANUP(make_members(team, first, count));
+cleanup:
+    gg_free(first);
+    return status;
 }
 
 gg_status gg_team_create_net(gg_net *net, const gg_network *network, double timeout, gg_views *views, gg_team **out) {
@@ -125,10 +149,14 @@ gg_status gg_team_create_net(gg_net *net, const gg_network *network, double time
     team->size = team->ranks = team->transport->size;
     team->net = team->transport;
     /* Ranks that may die stop together by their views alone. */
+    const bool newcomers = team->grows = gg_net_members(net) < team->size;
     if (views != NULL) gg_net_transport_survive(team->transport, watch_views, team);
-    else if (team->size > 1) team->halt = gg_net_transport_halt(team->transport);
+    else if (team->size > 1 && !newcomers) team->halt = gg_net_transport_halt(team->transport);
     GG_TRY_CLEANUP(slow_down(team, network));
-    if (views != NULL) GG_TRY_CLEANUP(make_members(team));
+    if (views != NULL) GG_TRY_CLEANUP(make_view_members(team));
+    else if (newcomers) GG_TRY_CLEANUP(make_first_members(team, net));
+    team->newcomer = newcomers && team->place[team->transport->rank] < 0;
+    if (newcomers) team->size = team->member[0]->size;
     set_checks(team);
 cleanup:
     if (team == NULL && views != NULL) views->table->destroy(views);
@@ -147,7 +175,7 @@ gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **ou
     team->grows = options->newcomers > 0;
     if (options->death_count > 0 || options->newcomers > 0) {
         GG_TRY_CLEANUP(gg_virtual_views_create(team->cluster, options->joins, options->newcomers, &team->views));
-        GG_TRY_CLEANUP(make_members(team));
+        GG_TRY_CLEANUP(make_view_members(team));
     }
     set_checks(team);
 cleanup:
@@ -174,6 +202,7 @@ const char *gg_team_kind(const gg_team *team) { return team->kind; }
 int gg_team_size(const gg_team *team) { return team->size; }
 int gg_team_rank(const gg_team *team) {
     if (team->cluster != NULL) return 0;
+    if (team->newcomer) return team->transport->rank;
     return team->member != NULL ? team->member[0]->rank : team->transport->rank;
 }
 int gg_team_local(const gg_team *team) { return team->local; }
@@ -271,7 +300,10 @@ const gg_view *gg_team_view(const gg_team *team) { return team->views != NULL ? 
 
 void gg_team_view_begin(gg_team *team, int64_t step) {
     if (team->views != NULL) team->views->table->begin(team->views, step);
+    team->running = true;
 }
+
+void gg_team_view_end(gg_team *team) { team->running = false; }
 
 /* Others may need messages that are still on their way. */
 static gg_status wait_round(gg_transport *transport, int round) {
@@ -432,6 +464,8 @@ gg_status gg_team_change_view(gg_team *team) {
     const gg_view *view = current(team);
     int living = 0;
     if (team->cluster != NULL) admit(team);
+    team->newcomer = false;
+    team->tried = view->number;
     for (int rank = 0; rank < team->ranks; ++rank) team->place[rank] = -1;
     for (int i = 0; i < view->members; ++i) {
         if (!move_to(team, view->member[i], living)) continue;
@@ -440,6 +474,22 @@ gg_status gg_team_change_view(gg_team *team) {
     }
     team->size = view->members;
     team->local = living;
+    return GG_OK;
+}
+
+bool gg_team_is_newcomer(const gg_team *team) { return team->newcomer; }
+
+gg_status gg_team_await_member(gg_team *team, double seconds, bool *member) {
+    const int own = team->transport->rank;
+    const double begin = gg_clock_now();
+    team->views->table->announce(team->views);
+    for (*member = false; !*member;) {
+        const gg_view *view = current(team);
+        for (int i = 0; i < view->members && view->number > team->tried; ++i)
+            *member = *member || (view->member[i] == own && view->donor[i] >= 0);
+        if (*member || gg_clock_now() - begin > seconds) return GG_OK;
+        gg_clock_sleep(0.001);
+    }
     return GG_OK;
 }
 

@@ -19,7 +19,8 @@ gg_status gg_team_create_single(gg_team **out);
 gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_network *network, double timeout,
                              gg_team **out);
 /* Over links without MPI, as gg_net_transport_create; `net` outlives the team. views: this rank's (comm/view_pages.h),
- * freed with the team, also on failure: ranks may die. NULL means that a death ends all. Collective. */
+ * freed with the team, also on failure: ranks may die. NULL means that a death ends all. A newcomer is alone, its rank
+ * its identity, until it joins; GG_ERROR_STATE without views. Collective. */
 gg_status gg_team_create_net(gg_net *net, const gg_network *network, double timeout, gg_views *views, gg_team **out);
 gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **out);
 void gg_team_retain(gg_team *team);
@@ -60,6 +61,7 @@ bool gg_team_grows(const gg_team *team);        /* new ranks may join */
 int gg_team_identity(gg_team *team, int local); /* of a local rank; its number if the ranks never change */
 /* Begins a run of steps; all local ranks have made `step`. */
 void gg_team_view_begin(gg_team *team, int64_t step);
+void gg_team_view_end(gg_team *team); /* the run has ended */
 /* True if a death breaks the step of all ranks: gg_views.breaks. */
 void gg_team_view_breaks(gg_team *team, bool breaks);
 /* A death has kept this process's ranks, which have made `step` steps, from what they did: waits until the views know
@@ -90,6 +92,11 @@ void gg_team_train(gg_team *team, bool trains); /* tells that this process's ran
 gg_transport *gg_team_newcomer(gg_team *team, int identity);
 /* Takes the view that has been awaited. Nothing is in flight. Not collective. */
 gg_status gg_team_change_view(gg_team *team);
+/* True for a newcomer of its own process that has not joined. */
+bool gg_team_is_newcomer(const gg_team *team);
+/* This newcomer has built all but its state. *member: within `seconds` a view has come with it as a member that has no
+ * state, later than the view of the last gg_team_change_view. */
+gg_status gg_team_await_member(gg_team *team, double seconds, bool *member);
 /* A local newcomer has a whole copy of its donor's state. */
 gg_status gg_team_copied(gg_team *team, int local);
 /* Waits until all newcomers of the view have. *whole: false if a rank has died before: the view changes again. */

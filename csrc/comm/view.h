@@ -10,13 +10,15 @@
 typedef struct gg_views gg_views;
 
 #define GG_LEDGER_BYTES (64 << 10)
+#define GG_VIEW_OUTSIDE (-2)
 
 typedef struct gg_views_table {
     void (*destroy)(gg_views *views);
     /* Before a run of steps; all local ranks have made `step`. */
     void (*begin)(gg_views *views, int64_t step);
     /* Called by a rank between two steps, by the caller of the ranks between two runs (identity -1), and in waits of a
-     * rank that is alone in its process (identity -1), then with the steps that it has begun. Tells the
+     * rank that is alone in its process (identity -1, or GG_VIEW_OUTSIDE outside of a run), then with the steps that it
+     * has begun. A collective call outside of a run is completed before the view changes for newcomers. Tells the
      * rank's limit, `step` steps, if limits are wanted; step -1 tells none. *goal: at which step this rank stops for
      * the next view; -1 means that it need not stop, or not known yet. */
     gg_status (*look)(gg_views *views, int identity, int64_t step, gg_phase *phase, int64_t *goal);
@@ -26,6 +28,8 @@ typedef struct gg_views_table {
     /* As gg_membership_report, of a rank that stands at the goal. */
     gg_status (*report)(gg_views *views, int identity, int deaths, const int64_t *received);
     const gg_view *(*view)(gg_views *views); /* the current one; valid until the next event */
+    /* This rank, a newcomer, has built all but its state. NULL means that nobody asks. */
+    void (*announce)(gg_views *views);
     /* A newcomer of the current view has a whole copy of its donor's state. */
     gg_status (*copied)(gg_views *views, int identity);
     /* Tells that this rank trains, or does so no more. NULL means that nobody asks. */

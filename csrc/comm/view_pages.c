@@ -5,13 +5,15 @@
 
 #include "base/memory.h"
 
-/* Written by a rank; `limit_of` and `report_of` last, as signs that the rest is there. */
+/* Written by a rank; `limit_of` and `report_of` last, as signs that the rest is there. A line of its own. */
 typedef struct rank_page {
     _Alignas(64) _Atomic int64_t step; /* steps made at the last look */
-    _Atomic int64_t limit, limit_of;   /* limit_of: the view's number + 1 */
+    _Atomic int64_t limit, limit_of;   /* limit_of: stop_of the change */
     _Atomic int64_t report_of;         /* sign_of the report */
     _Atomic int64_t trains;            /* gg_view_keeper_trains */
     _Atomic int64_t vote;              /* vote_of the last operation */
+    _Atomic int64_t ready;             /* a newcomer */
+    _Atomic int64_t copied_of;         /* the view in which it has copied its donor's state; its number + 1 */
 } rank_page;
 
 /* The first numbers of a slot. The lists follow, `most` numbers each: of the view its members, donors, the dead before
@@ -59,6 +61,9 @@ static int64_t vote_of(int64_t view, int64_t number, bool done) { return (view <
 
 #define FROZEN ((int64_t)1 << 62) /* in a vote: no other one is heard */
 
+/* A change that began for newcomers wants other limits after a death. */
+static int64_t stop_of(int64_t view, int deaths) { return 2 * view + (deaths > 0) + 1; }
+
 static int64_t sign_of(int64_t view, int deaths) { return (view << 16) + deaths + 1; }
 
 static void put(_Atomic int64_t *to, int64_t value) { atomic_store_explicit(to, value, memory_order_relaxed); }
@@ -100,6 +105,7 @@ gg_status gg_view_keeper_create(void *memory, int members, int most, int least, 
     *out = NULL;
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *k, "keeper of a membership", &k));
     GG_TRY_CLEANUP(gg_membership_create(members, most, least, &k->membership));
+    gg_membership_keep_apart(k->membership);
     GG_TRY_CLEANUP(gg_calloc((size_t)most, sizeof *k->received, "received steps", &k->received));
     k->pages = pages_at(memory, most);
     publish(k);
@@ -148,8 +154,10 @@ const gg_membership *gg_view_keeper_membership(const gg_view_keeper *k) { return
 
 static gg_status read_limit(gg_view_keeper *k, int identity) {
     rank_page *rank = &k->pages.rank[identity];
-    const int64_t view = atomic_load_explicit(&rank->limit_of, memory_order_acquire) - 1;
-    if (view != gg_membership_view(k->membership)->number) return GG_OK;
+    const int *dead;
+    const int deaths = gg_membership_dead(k->membership, &dead);
+    const int64_t of = atomic_load_explicit(&rank->limit_of, memory_order_acquire);
+    if (of != stop_of(gg_membership_view(k->membership)->number, deaths)) return GG_OK;
     return gg_membership_limit(k->membership, identity, get(&rank->limit));
 }
 
@@ -163,15 +171,47 @@ static gg_status read_report(gg_view_keeper *k, int identity) {
     return gg_membership_report(k->membership, identity, deaths, k->received);
 }
 
+/* Members of the current view that have no state yet. */
+static int unwhole(const gg_view_keeper *k) {
+    const gg_view *view = gg_membership_view(k->membership);
+    int count = 0;
+    for (int i = 0; i < view->members; ++i) count += view->donor[i] >= 0;
+    return count;
+}
+
+static bool waits(const gg_view_keeper *k, int identity) {
+    return atomic_load_explicit(&k->pages.rank[identity].ready, memory_order_acquire) != 0 &&
+           gg_membership_is_new(k->membership, identity);
+}
+
+bool gg_view_keeper_rests(const gg_view_keeper *k) {
+    bool rests = gg_membership_phase(k->membership) == GG_PHASE_RUN && unwhole(k) == 0;
+    for (int i = 0; i < k->pages.most && rests; ++i) rests = !waits(k, i);
+    return rests;
+}
+
+/* While no view changes: copies of newcomers, and then those that are ready. */
+static gg_status read_newcomers(gg_view_keeper *k) {
+    const int64_t number = gg_membership_view(k->membership)->number;
+    for (int i = 0; i < k->pages.most; ++i)
+        if (atomic_load_explicit(&k->pages.rank[i].copied_of, memory_order_acquire) == number + 1)
+            GG_TRY(gg_membership_copied(k->membership, i, number));
+    for (int i = 0; i < k->pages.most && unwhole(k) == 0; ++i)
+        if (waits(k, i)) GG_TRY(gg_membership_ready(k->membership, i));
+    return GG_OK;
+}
+
 gg_status gg_view_keeper_poll(gg_view_keeper *k, gg_phase *phase) {
     const gg_phase before = gg_membership_phase(k->membership);
     const int64_t number = gg_membership_view(k->membership)->number;
+    const int lacking = unwhole(k);
+    if (before == GG_PHASE_RUN) GG_TRY(read_newcomers(k));
     for (int i = 0; i < k->pages.most && gg_membership_phase(k->membership) == GG_PHASE_STOPPING; ++i)
         GG_TRY(read_limit(k, i));
     for (int i = 0; i < k->pages.most && gg_membership_phase(k->membership) == GG_PHASE_GOAL; ++i)
         GG_TRY(read_report(k, i));
     *phase = gg_membership_phase(k->membership);
-    if (*phase != before || gg_membership_view(k->membership)->number != number) publish(k);
+    if (*phase != before || gg_membership_view(k->membership)->number != number || unwhole(k) != lacking) publish(k);
     return GG_OK;
 }
 
@@ -279,7 +319,7 @@ typedef struct page_views {
     int64_t *last;
     int dead;
     int64_t base;  /* steps that the rank has surely made */
-    bool told;     /* this rank's limit, in this view */
+    int64_t told;  /* stop_of the change for which this rank has told its limit */
     int64_t votes; /* of this rank in this view */
 } page_views;
 
@@ -317,7 +357,6 @@ static void refresh(page_views *v) {
         if (atomic_load_explicit(v->pages.version, memory_order_relaxed) == version) v->version = version;
     }
     if (v->view.number == before) return;
-    v->told = false;
     v->votes = 0;
 }
 
@@ -326,10 +365,11 @@ static gg_status views_look(gg_views *views, int identity, int64_t step, gg_phas
     rank_page *own = &v->pages.rank[v->identity];
     refresh(v);
     if (identity >= 0) put(&own->step, step);
-    if (v->phase == GG_PHASE_STOPPING && !v->told && step >= 0) {
-        put(&own->limit, step > v->base ? step : v->base);
-        atomic_store_explicit(&own->limit_of, v->view.number + 1, memory_order_release);
-        v->told = true;
+    const int64_t stop = stop_of(v->view.number, v->dead), made = step > v->base ? step : v->base;
+    if (v->phase == GG_PHASE_STOPPING && v->told != stop && step >= 0) {
+        put(&own->limit, made + (identity == GG_VIEW_OUTSIDE && v->dead == 0));
+        atomic_store_explicit(&own->limit_of, stop, memory_order_release);
+        v->told = stop;
     }
     *phase = v->phase;
     *goal = v->goal;
@@ -356,6 +396,18 @@ static gg_status views_report(gg_views *views, int identity, int deaths, const i
 static const gg_view *views_view(gg_views *views) {
     refresh(views_of(views));
     return &views_of(views)->view;
+}
+
+static void views_announce(gg_views *views) {
+    page_views *v = views_of(views);
+    atomic_store_explicit(&v->pages.rank[v->identity].ready, 1, memory_order_release);
+}
+
+static gg_status views_copied(gg_views *views, int identity) {
+    page_views *v = views_of(views);
+    (void)identity;
+    atomic_store_explicit(&v->pages.rank[v->identity].copied_of, v->view.number + 1, memory_order_release);
+    return GG_OK;
 }
 
 static void views_train(gg_views *views, bool trains) {
@@ -413,6 +465,8 @@ static const gg_views_table table = {
     .made = views_made,
     .report = views_report,
     .view = views_view,
+    .announce = views_announce,
+    .copied = views_copied,
     .train = views_train,
     .vote = views_vote,
     .heard = views_heard,

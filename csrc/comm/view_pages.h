@@ -23,8 +23,12 @@ gg_status gg_view_keeper_create(void *memory, int members, int most, int least, 
 void gg_view_keeper_destroy(gg_view_keeper *keeper); /* NULL is a no-op */
 /* A rank has been reaped: it writes no more. */
 gg_status gg_view_keeper_died(gg_view_keeper *keeper, int identity);
-/* Reads what the ranks have told, and publishes what follows. *phase: the phase then. */
+/* Reads what the ranks have told, and publishes what follows. *phase: the phase then. A newcomer that is ready is told
+ * of when no view changes. */
 gg_status gg_view_keeper_poll(gg_view_keeper *keeper, gg_phase *phase);
+/* True if no view changes, all members have their state, and no newcomer waits to be told of: there is nothing to poll
+ * for. */
+bool gg_view_keeper_rests(const gg_view_keeper *keeper);
 /* A rank trains: if it ends now, whatever its exit code, it has died. */
 bool gg_view_keeper_trains(const gg_view_keeper *keeper, int identity);
 const gg_membership *gg_view_keeper_membership(const gg_view_keeper *keeper);

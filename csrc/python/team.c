@@ -167,6 +167,11 @@ static PyObject *get_survives(PyObject *self, void *unused) {
     return PyBool_FromLong(gg_team_view(((gg_py_team *)self)->team) != NULL);
 }
 
+static PyObject *get_newcomer(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(gg_team_is_newcomer(((gg_py_team *)self)->team));
+}
+
 static PyObject *get_timeout(PyObject *self, void *unused) {
     (void)unused;
     return PyFloat_FromDouble(gg_team_transport(((gg_py_team *)self)->team, 0)->timeout);
@@ -522,6 +527,7 @@ static PyGetSetDef properties[] = {{"kind", get_kind, NULL, NULL, NULL},
                                    {"rank", get_rank, NULL, NULL, NULL},
                                    {"local", get_local, NULL, NULL, NULL},
                                    {"survives", get_survives, NULL, NULL, NULL},
+                                   {"newcomer", get_newcomer, NULL, NULL, NULL},
                                    {"timeout", get_timeout, set_timeout, NULL, NULL},
                                    {"no_collectives", get_no_collectives, set_no_collectives, NULL, NULL},
                                    {NULL, NULL, NULL, NULL, NULL}};
@@ -542,7 +548,17 @@ static PyObject *py_team_decide(PyObject *self, PyObject *done) {
     return status == GG_OK ? PyBool_FromLong(all) : gg_py_raise(status);
 }
 
+static PyObject *py_team_await_member(PyObject *self, PyObject *seconds) {
+    const double value = PyFloat_AsDouble(seconds);
+    bool member = false;
+    gg_status status;
+    if (PyErr_Occurred()) return NULL;
+    GG_PY_WITHOUT_GIL(status = gg_team_await_member(((gg_py_team *)self)->team, value, &member));
+    return status == GG_OK ? PyBool_FromLong(member) : gg_py_raise(status);
+}
+
 static PyMethodDef methods[] = {
+    {"await_member", py_team_await_member, METH_O, "await_member($self, seconds, /)\n--\n\n"},
     {"train", py_team_train, METH_O, "train($self, trains, /)\n--\n\n"},
     {"decide", py_team_decide, METH_O, "decide($self, done, /)\n--\n\n"},
     {"check_collectives", check_collectives, METH_NOARGS, NULL},
@@ -620,7 +636,7 @@ static bool map_views(int descriptor, int ranks) {
 }
 
 static PyObject *net_start(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"rank", "nodes", "sockets", "memory", "ring_bytes", "heap_bytes", "views", NULL};
+    static char *names[] = {"rank", "nodes", "sockets", "memory", "ring_bytes", "heap_bytes", "views", "members", NULL};
     int views = -1;
     PyObject *nodes, *sockets, *result = NULL;
     Py_ssize_t ring_bytes, heap_bytes;
@@ -628,8 +644,8 @@ static PyObject *net_start(PyObject *module, PyObject *args, PyObject *kwargs) {
     gg_status status;
     int *numbers = NULL;
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iOOinn|i:net_start", names, &options.rank, &nodes, &sockets,
-                                     &options.memory, &ring_bytes, &heap_bytes, &views))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iOOinn|ii:net_start", names, &options.rank, &nodes, &sockets,
+                                     &options.memory, &ring_bytes, &heap_bytes, &views, &options.members))
         return NULL;
     if (links != NULL) {
         PyErr_SetString(PyExc_RuntimeError, "net_start: this process has its links already");

@@ -277,6 +277,57 @@ static PyObject *py_trainer_change_view(PyObject *self, PyObject *unused) {
     return gg_py_put(dict, "last_steps", gg_py_integers(change.last, change.dead));
 }
 
+static PyObject *py_trainer_set_text(PyObject *self, PyObject *text) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    if (!PyBytes_Check(text)) return PyErr_Format(PyExc_TypeError, "text: must be bytes");
+    if (!gg_py_trainer_is_free(t)) return NULL;
+    return gg_py_done(gg_trainer_set_text(t->trainer, PyBytes_AS_STRING(text), (size_t)PyBytes_GET_SIZE(text)));
+}
+
+/* gg_py_trainer_enter of a newcomer, whose exchange may be taken apart. */
+static bool enter_joining(gg_py_trainer *t) {
+    if (t->exchange->busy || gg_py_team_check_collectives(t->team) < 0) return gg_py_trainer_enter(t);
+    return t->exchange->busy = true;
+}
+
+static PyObject *py_trainer_hear(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    const char *text;
+    size_t bytes;
+    bool done;
+    (void)unused;
+    GG_PY_RUN(t, enter_joining(t), done, gg_trainer_hear(t->trainer, &text, &bytes));
+    if (!done) return NULL;
+    return PyBytes_FromStringAndSize(text, (Py_ssize_t)bytes);
+}
+
+static PyObject *list_joined(const gg_view *view) {
+    PyObject *list = PyList_New(0);
+    for (int i = 0; i < view->members; ++i)
+        if (view->donor[i] >= 0) list = gg_py_append(list, PyLong_FromLong(view->member[i]));
+    return list;
+}
+
+static PyObject *py_trainer_join(PyObject *self, PyObject *unused) {
+    gg_py_trainer *t = (gg_py_trainer *)self;
+    bool whole;
+    (void)unused;
+    PyObject *joined = list_joined(gg_team_view(t->team->team)); /* while they are newcomers */
+    bool done;
+    GG_PY_RUN(t, enter_joining(t), done, gg_trainer_join(t->trainer, &whole));
+    if (!done || !whole) {
+        Py_XDECREF(joined);
+        return done ? Py_NewRef(Py_None) : NULL;
+    }
+    const gg_view *view = gg_team_view(t->team->team);
+    PyObject *dict = Py_BuildValue("{sLsLsisd}", "view", (long long)view->number, "step", (long long)view->start,
+                                   "trained_again", 0, "seconds", 0.0);
+    dict = gg_py_put(dict, "ranks", list_ranks(view->member, view->members));
+    dict = gg_py_put(dict, "died", list_ranks(view->died, view->dead));
+    dict = gg_py_put(dict, "last_steps", gg_py_integers(view->last, view->dead));
+    return gg_py_put(dict, "joined", joined);
+}
+
 static PyObject *py_trainer_check_survival(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     (void)unused;
@@ -379,6 +430,9 @@ static PyObject *sample_ids(PyObject *self, PyObject *args, PyObject *kwargs) {
 
 PyMethodDef gg_py_trainer_epochs[] = {
     {"change_view", py_trainer_change_view, METH_NOARGS, NULL},
+    {"set_text", py_trainer_set_text, METH_O, "set_text($self, text, /)\n--\n\n"},
+    {"hear", py_trainer_hear, METH_NOARGS, NULL},
+    {"join", py_trainer_join, METH_NOARGS, NULL},
     {"check_survival", py_trainer_check_survival, METH_NOARGS, NULL},
     {"begin", GG_PY_KEYWORDS(py_trainer_begin), NULL},
     {"epoch", GG_PY_KEYWORDS(py_trainer_epoch),

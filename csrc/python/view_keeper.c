@@ -92,7 +92,13 @@ static PyObject *view_keeper_restore(PyObject *self, PyObject *published) {
     return fits ? gg_py_done(status) : NULL;
 }
 
+static PyObject *view_keeper_rests(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyBool_FromLong(gg_view_keeper_rests(((gg_py_view_keeper *)self)->keeper));
+}
+
 static PyMethodDef methods[] = {{"restore", view_keeper_restore, METH_O, "restore($self, published, /)\n--\n\n"},
+                                {"rests", view_keeper_rests, METH_NOARGS, NULL},
                                 {"died", view_keeper_died, METH_O, "died($self, identity, /)\n--\n\n"},
                                 {"trains", view_keeper_trains, METH_O, "trains($self, identity, /)\n--\n\n"},
                                 {"poll", view_keeper_poll, METH_NOARGS, NULL},

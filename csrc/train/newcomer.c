@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "comm/collective.h"
+#include "train/costs.h"
 #include "train/replica_private.h"
 #include "train/trainer_private.h"
 
@@ -24,7 +25,8 @@ enum {
     TEXT,    /* bytes */
     LINKED,
     LINK,
-    HEAD = LINK + (sizeof(gg_link) + 7) / 8
+    INHERITED = LINK + (sizeof(gg_link) + 7) / 8,
+    HEAD = INHERITED + (sizeof(gg_progress_counts) + 7) / 8
 };
 
 void gg_handover_free(gg_handover *heard) {
@@ -67,6 +69,7 @@ static gg_status say(gg_replica *r, const gg_handover *given, int64_t **out) {
     number[TEXT] = (int64_t)given->bytes;
     number[LINKED] = given->linked;
     memcpy(&number[LINK], &given->link, sizeof given->link);
+    memcpy(&number[INHERITED], &given->inherited, sizeof given->inherited);
     int64_t *next = number + HEAD;
     for (int k = 0; k < at.divisions; ++k) {
         *next++ = at.division[k].ranks;
@@ -121,6 +124,7 @@ gg_status gg_replica_hear(gg_replica *r, int from, int64_t view, gg_handover *he
     heard->bytes = (size_t)head[TEXT];
     heard->linked = head[LINKED] != 0;
     memcpy(&heard->link, &head[LINK], sizeof heard->link);
+    memcpy(&heard->inherited, &head[INHERITED], sizeof heard->inherited);
     GG_TRY_CLEANUP(gg_calloc((size_t)head[NUMBERS], sizeof *head, "a position", &heard->number));
     memcpy(heard->number, head, sizeof head);
     if (head[NUMBERS] > HEAD)
@@ -243,23 +247,73 @@ gg_status gg_trainer_give(const gg_trainer_change *c, int local) {
     const gg_trainer *t = c->trainer;
     const gg_view *view = gg_team_view(t->team);
     const int identity = gg_team_identity(t->team, local);
-    gg_handover given = {.text = NULL};
+    gg_handover given = t->given;
     given.linked = gg_team_known_link(t->team, &given.link);
+    given.inherited = t->inherited;
     for (int i = 0; i < view->members; ++i)
         if (view->donor[i] == identity) GG_TRY(gg_replica_give(t->replica[local], i, &given));
     return GG_OK;
 }
 
+static int donor_of(const gg_trainer *t, int local) {
+    const gg_view *view = gg_team_view(t->team);
+    return place_of(view, view->donor[place_of(view, gg_team_identity(t->team, local))]);
+}
+
 gg_status gg_trainer_take(const gg_trainer_change *c, int local) {
     gg_status status = GG_OK;
     gg_trainer *t = c->trainer;
-    const gg_view *view = gg_team_view(t->team);
-    const int identity = gg_team_identity(t->team, local);
-    const int from = place_of(view, view->donor[place_of(view, identity)]);
+    const int from = donor_of(t, local);
+    const int64_t view = gg_team_view(t->team)->number;
     gg_handover heard = {0};
-    GG_TRY_CLEANUP(gg_replica_hear(t->replica[local], from, view->number, &heard));
-    GG_TRY_CLEANUP(gg_replica_take(t->replica[local], from, view->number, &c->costs, &heard));
+    GG_TRY_CLEANUP(gg_replica_hear(t->replica[local], from, view, &heard));
+    GG_TRY_CLEANUP(gg_replica_take(t->replica[local], from, view, &c->costs, &heard));
 cleanup:
     gg_handover_free(&heard);
+    return status;
+}
+
+/* ---- a newcomer of its own process ---- */
+
+gg_status gg_trainer_set_text(gg_trainer *t, const char *text, size_t bytes) {
+    char *copy;
+    GG_TRY(gg_alloc(bytes + 1, "a donor's text", &copy));
+    memcpy(copy, text, bytes);
+    gg_free(t->given.text);
+    t->given.text = copy;
+    t->given.bytes = bytes;
+    return GG_OK;
+}
+
+gg_status gg_trainer_hear(gg_trainer *t, const char **text, size_t *bytes) {
+    gg_replica *r = t->replica[0];
+    if (r->held == NULL) GG_TRY(gg_replica_hold(r));
+    GG_TRY(gg_team_change_view(t->team));
+    gg_trainer_place_seconds(t);
+    gg_handover_free(&t->heard);
+    GG_TRY(gg_replica_hear(r, donor_of(t, 0), gg_team_view(t->team)->number, &t->heard));
+    *text = t->heard.text;
+    *bytes = t->heard.bytes;
+    return GG_OK;
+}
+
+gg_status gg_trainer_join(gg_trainer *t, bool *whole) {
+    gg_status status = GG_OK;
+    gg_exchange_costs costs = {.link = NULL};
+    double *forward = NULL;
+    gg_link link;
+    *whole = false;
+    if (t->heard.linked) gg_team_set_link(t->team, &t->heard.link);
+    t->inherited = t->heard.inherited;
+    GG_TRY_CLEANUP(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), &forward, &costs));
+    GG_TRY_CLEANUP(gg_peers_link(t->peers, &gg_exchange_asked(t->replica[0]->exchange)->strategy,
+                                 gg_graph_arena_count(t->options.graph), &link, &costs.link));
+    GG_TRY_CLEANUP(gg_replica_take(t->replica[0], donor_of(t, 0), gg_team_view(t->team)->number, &costs, &t->heard));
+    gg_team_view_begin(t->team, gg_exchange_state(t->replica[0]->exchange)->step);
+    gg_team_view_end(t->team);
+    GG_TRY_CLEANUP(gg_team_copied(t->team, 0));
+    GG_TRY_CLEANUP(gg_team_await_whole(t->team, whole));
+cleanup:
+    gg_free(forward);
     return status;
 }

@@ -9,16 +9,18 @@
 
 /* What a donor says before it gives its arenas. */
 typedef struct gg_handover {
-    int64_t *number; /* in order: newcomer.c's */
-    char *text;      /* the donor's caller's */
-    size_t bytes;    /* of the text */
-    bool linked;     /* `link` is known */
-    gg_link link;    /* as of gg_team_link */
+    int64_t *number;              /* in order: newcomer.c's */
+    char *text;                   /* the donor's caller's */
+    size_t bytes;                 /* of the text */
+    bool linked;                  /* `link` is known */
+    gg_link link;                 /* as of gg_team_link */
+    gg_progress_counts inherited; /* the donor's trainer's */
 } gg_handover;
 
 void gg_handover_free(gg_handover *heard); /* zeroed is a no-op */
 
-/* The donor's side, after gg_replica_regroup; given: the text and the link. A newcomer's death is no failure. */
+/* The donor's side, after gg_replica_regroup; given: the text, the link, what is inherited. A newcomer's death is no
+ * failure. */
 gg_status gg_replica_give(gg_replica *replica, int to, const gg_handover *given);
 /* The newcomer's side: first gg_replica_hear, then gg_replica_take, in the view of this number. GG_ERROR_PEER if a rank
  * has died before the copy is whole: the newcomer waits for the next view. Its replica has begun its data, and nothing

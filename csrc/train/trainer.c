@@ -30,12 +30,6 @@ static gg_status trainer_settle(void *context, int local) {
     return gg_replica_settle(t->replica[local]);
 }
 
-void gg_trainer_place_seconds(gg_trainer *t) {
-    const gg_view *view = gg_team_view(t->team);
-    for (int i = 0; t->seconds != NULL && i < gg_team_size(t->team); ++i)
-        t->step_seconds[i] = t->seconds[view != NULL ? view->member[i] : i];
-}
-
 gg_status gg_trainer_create(const gg_replica_options *options, const gg_exchange_options *exchange, gg_team *team,
                             gg_peers **peers, gg_trainer **out) {
     gg_status status = GG_OK;
@@ -92,6 +86,8 @@ void gg_trainer_destroy(gg_trainer *t) {
     gg_free(t->replica);
     gg_free(t->conv_choices);
     gg_free(t->table_choices);
+    gg_handover_free(&t->given);
+    gg_handover_free(&t->heard);
     gg_free(t->seconds);
     gg_free(t->step_seconds);
     gg_free(t->died);
@@ -214,7 +210,10 @@ gg_status gg_trainer_run(gg_trainer *t, int64_t steps, bool (*watch)(void *conte
         return gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet");
     gg_team_view_breaks(t->team, gg_exchange_breaks(gg_peers_exchange(t->peers, 0)));
     gg_team_view_begin(t->team, gg_exchange_state(gg_peers_exchange(t->peers, 0))->step);
-    return gg_team_run_watched(t->team, trainer_run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS});
+    const gg_status status =
+        gg_team_run_watched(t->team, trainer_run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS});
+    gg_team_view_end(t->team);
+    return status;
 }
 
 /* Sums and maxima over the ranks; each rank gives its counts to all. */

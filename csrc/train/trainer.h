@@ -49,6 +49,14 @@ typedef struct gg_view_change {
  * every rank anew (gg_replica_regroup). The replicas of the dead are destroyed; their counts stay in the epoch's.
  * Newcomers take the state of their donors (gg_replica_take). GG_ERROR_PEER if too few ranks live. */
 gg_status gg_trainer_change_view(gg_trainer *trainer, gg_view_change *out);
+/* What newcomers hear from this process's ranks beside their state; copied. Not collective. */
+gg_status gg_trainer_set_text(gg_trainer *trainer, const char *text, size_t bytes);
+/* A newcomer of its own process, which gg_team_await_member has made a member, after gg_trainer_begin: takes the view,
+ * and hears its donor's text, valid until the next call. Then gg_trainer_join takes the state; *whole: all newcomers
+ * have it, and training goes on. GG_ERROR_PEER from both, and *whole false: ranks have died before; await the next
+ * view. */
+gg_status gg_trainer_hear(gg_trainer *trainer, const char **text, size_t *bytes);
+gg_status gg_trainer_join(gg_trainer *trainer, bool *whole);
 /* GG_ERROR_ARGUMENT for a strategy or data that need all ranks, if ranks may die. Not collective. */
 gg_status gg_trainer_check_survival(const gg_trainer *trainer);
 

@@ -2,6 +2,7 @@
 #ifndef GG_TRAIN_TRAINER_PRIVATE_H
 #define GG_TRAIN_TRAINER_PRIVATE_H
 
+#include "train/newcomer.h"
 #include "train/trainer.h"
 
 struct gg_trainer {
@@ -15,12 +16,18 @@ struct gg_trainer {
     int local;
     gg_replica **replica;
     gg_progress_counts inherited;   /* of this host's dead, which its first rank counts from the view's begin on */
+    gg_handover given;              /* what a donor says to newcomers; its text is the trainer's */
+    gg_handover heard;              /* by a newcomer */
     gg_conv_choice *conv_choices;   /* of all local ranks; NULL means that none are set */
     gg_table_choice *table_choices; /* likewise */
 };
 
-/* trainer.c. Sets step_seconds for the team's current ranks. */
-void gg_trainer_place_seconds(gg_trainer *trainer);
+/* Sets step_seconds for the team's current ranks. */
+static inline void gg_trainer_place_seconds(gg_trainer *t) {
+    const gg_view *view = gg_team_view(t->team);
+    for (int i = 0; t->seconds != NULL && i < gg_team_size(t->team); ++i)
+        t->step_seconds[i] = t->seconds[view != NULL ? view->member[i] : i];
+}
 
 /* ---- survive.c ---- */
 

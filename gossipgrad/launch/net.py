@@ -31,9 +31,17 @@ _TO_PROVE = 10.0  # seconds that whoever connects has
 _connected = False
 
 
+_may_grow = False
+
+
+def may_grow() -> bool:
+    """True if processes that are started later may join the ranks."""
+    return _may_grow
+
+
 def connect(timeout: float = 0.0) -> None:
     """Make this process's links, once. timeout: seconds to wait for ranks of other nodes; 0: for ever."""
-    global _connected
+    global _connected, _may_grow
     if _connected:
         return
     facts = json.loads(origin.variable(origin.NET))
@@ -41,6 +49,7 @@ def connect(timeout: float = 0.0) -> None:
         if fd >= 0:
             os.set_inheritable(fd, False)
     rank, nodes = facts["rank"], facts["nodes"]
+    _may_grow = facts["members"] < facts["size"]
     sockets = [-1] * facts["size"]
     try:
         if facts["listener"] >= 0:
@@ -48,7 +57,8 @@ def connect(timeout: float = 0.0) -> None:
                 connections = _Handshakes(facts, timeout).run()
             for other, one in connections.items():
                 sockets[other] = one.detach()
-        _core.net_start(rank, nodes, sockets, facts["memory"], facts["ring_bytes"], facts["heap_bytes"], facts["views"])
+        shared = (facts["memory"], facts["ring_bytes"], facts["heap_bytes"], facts["views"])
+        _core.net_start(rank, nodes, sockets, *shared, facts["members"])
     finally:
         origin.let_go()
     _connected = True

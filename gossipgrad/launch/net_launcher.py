@@ -1,7 +1,7 @@
 """Start the ranks of `gossipgrad run --transport net` on this host, end them together, and tell each who has ended.
 
 The counterpart of mpiexec. A program of its own, which imports nothing of the package: python -I net_launcher.py
--n RANKS [--nodes N] [--cpus "0,1;2,3"] [--stdin] [--survive N [--stopped S]] FOLDER COMMAND ...
+-n RANKS [--nodes N] [--cpus "0,1;2,3"] [--stdin] [--survive N [--stopped S] [--respawn N]] FOLDER COMMAND ...
 With --coordinator HOST:PORT --node I it starts node I alone, and is its agent (agent.py).
 
 Each rank inherits the memory of its node (a memfd, which nothing outlives), and finds the rest in GOSSIPGRAD_NET, with
@@ -37,6 +37,7 @@ _TO_END = 1.0  # seconds from SIGTERM to SIGKILL
 _TO_READ = 2.0  # seconds for output to arrive after the ranks: their own children may keep the pipes open
 SAVED = 75  # exit code of a rank that has saved, and is to be resumed
 _POLL = 0.0005  # seconds between looks at ranks that change their view
+_TO_LOOK = 0.01  # seconds between looks at newcomers
 _PR_SET_PDEATHSIG = 1
 
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -65,12 +66,25 @@ class Output:
         self.descriptor = descriptor
         self.lock = threading.Lock()
         self.pipes: list[IO[bytes]] = []
+        self.started = False
         self.threads: list[threading.Thread] = []
 
+    def add(self, pipe: IO[bytes]) -> None:
+        """Pass this pipe on, from `start` on."""
+        if self.started:
+            self._begin(pipe)
+        else:
+            self.pipes.append(pipe)
+
     def start(self) -> None:
-        self.threads = [threading.Thread(target=self._pass_on, args=(one,), daemon=True) for one in self.pipes]
-        for thread in self.threads:
-            thread.start()
+        self.started = True
+        for pipe in self.pipes:
+            self._begin(pipe)
+
+    def _begin(self, pipe: IO[bytes]) -> None:
+        thread = threading.Thread(target=self._pass_on, args=(pipe,), daemon=True)
+        self.threads.append(thread)
+        thread.start()
 
     def _pass_on(self, pipe: IO[bytes]) -> None:
         kept = b""
@@ -141,7 +155,9 @@ class Job:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.size: int = arguments.n
-        self.node_of = nodes_of(self.size, arguments.nodes)
+        self.spare: int = arguments.respawn  # ranks that may be started again
+        self.most = self.size + self.spare  # each new rank has a number of its own
+        self.node_of = nodes_of(self.size, arguments.nodes) + [0] * self.spare
         firsts = sorted(set(self.node_of))
         here = firsts if arguments.node < 0 else [firsts[arguments.node]]
         self.ranks = [rank for rank in range(self.size) if self.node_of[rank] in here]
@@ -153,12 +169,14 @@ class Job:
         self.views, self.changing = -1, False
         self.stops, self.paused = Stops(arguments.stopped), False  # paused: all ranks were stopped on purpose
         self.keeper: Any = None
+        self.joined: set[int] = set()  # newcomers
+        self.places: dict[int, int] = {}  # rank: its place among those here, whose CPUs it has
         if arguments.survive:
             self.views = os.memfd_create("gossipgrad-views")
             self.keeper = self.keep(min(arguments.survive, self.size))
 
     def keep(self, least: int) -> Any:
-        return _module("_core").ViewKeeper(self.views, self.size, self.size, least)
+        return _module("_core").ViewKeeper(self.views, self.size, self.most, least)
 
     def host(self) -> str:
         """The address at which ranks listen for those of other nodes."""
@@ -177,7 +195,8 @@ class Job:
         }
         addresses, secret = self.meet([one.getsockname()[:2] for one in listeners.values()])
         facts = {
-            "size": self.size,
+            "size": self.most,
+            "members": self.size,
             "nodes": self.node_of,
             "addresses": addresses,
             "secret": secret,
@@ -185,45 +204,69 @@ class Job:
             "ring_bytes": RING_BYTES,
             "views": self.views,
         }
-        cpus = self.arguments.cpus.split(";") if self.arguments.cpus else []
-        parent = os.getpid()
+        self.facts, self.mask = facts, mask
         for place, rank in enumerate(self.ranks):
-            first = self.node_of[rank]
-            memory, here = self.memory[first], self.node_of.count(first)
-            listener = listeners[rank].fileno() if several else -1
-            own = {"rank": rank, "memory": memory if here > 1 else -1, "listener": listener}
-            own["heap_bytes"] = _heap_bytes(here)
-            environ = {**os.environ, VARIABLE: json.dumps({**facts, **own})}
-            environ |= {"GOSSIPGRAD_NET_RANK": str(rank), "GOSSIPGRAD_NET_SIZE": str(self.size)}
-            environ |= {"GOSSIPGRAD_NET_LOCAL_RANK": str(place), "GOSSIPGRAD_NET_LOCAL_SIZE": str(len(self.ranks))}
-
-            def prepare(place: int = place) -> None:
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                if cpus:
-                    os.sched_setaffinity(0, {int(cpu) for cpu in cpus[place].split(",")})
-                if os.getppid() != parent:
-                    os._exit(1)
-
-            process = subprocess.Popen(
-                self.arguments.command,
-                env=environ,
-                stdin=None if self.arguments.stdin and rank == 0 else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if 1 in self.outputs else None,
-                stderr=subprocess.PIPE if 2 in self.outputs else None,
-                bufsize=0,
-                pass_fds=[fd for fd in (own["memory"], listener, self.views) if fd >= 0],
-                preexec_fn=prepare,
-            )
-            process.returncode = 0  # waited for here alone
-            self.running[process.pid] = rank
-            for fd, pipe in ((1, process.stdout), (2, process.stderr)):
-                if pipe is not None:
-                    self.outputs[fd].pipes.append(pipe)
+            self._start_rank(rank, place, listeners[rank].fileno() if several else -1)
         for one in listeners.values():
             one.close()
         for output in self.outputs.values():  # threads, so only after the last process was started
             output.start()
+
+    def _start_rank(self, rank: int, place: int, listener: int = -1) -> None:
+        """place: among those here, for its CPUs; a new rank has that of a dead one."""
+        cpus = self.arguments.cpus.split(";") if self.arguments.cpus else []
+        parent, mask, libc = os.getpid(), self.mask, ctypes.CDLL(None)
+        first = self.node_of[rank]
+        memory, here = self.memory[first], self.node_of.count(first)
+        own = {"rank": rank, "memory": memory if here > 1 else -1, "listener": listener}
+        own["heap_bytes"] = _heap_bytes(here)
+        environ = {**os.environ, VARIABLE: json.dumps({**self.facts, **own})}
+        environ |= {"GOSSIPGRAD_NET_RANK": str(rank), "GOSSIPGRAD_NET_SIZE": str(self.size)}
+        environ |= {"GOSSIPGRAD_NET_LOCAL_RANK": str(place), "GOSSIPGRAD_NET_LOCAL_SIZE": str(len(self.ranks))}
+
+        def prepare() -> None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if cpus:
+                os.sched_setaffinity(0, {int(cpu) for cpu in cpus[place].split(",")})
+            if os.getppid() != parent:
+                os._exit(1)
+
+        process = subprocess.Popen(
+            self.arguments.command,
+            env=environ,
+            stdin=None if self.arguments.stdin and rank == 0 else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if 1 in self.outputs else None,
+            stderr=subprocess.PIPE if 2 in self.outputs else None,
+            bufsize=0,
+            pass_fds=[fd for fd in (own["memory"], listener, self.views) if fd >= 0],
+            preexec_fn=prepare,
+        )
+        process.returncode = 0  # waited for here alone
+        self.running[process.pid] = rank
+        self.places[rank] = place
+        for fd, pipe in ((1, process.stdout), (2, process.stderr)):
+            if pipe is not None:
+                self.outputs[fd].add(pipe)
+
+    def _respawn(self, rank: int) -> None:
+        """Start a new rank in the place of one that has died, if one is left."""
+        if self.spare > 0 and self.deadline is None:
+            new, self.spare = self.most - self.spare, self.spare - 1
+            self._start_rank(new, self.places[rank])
+
+    def _tell_joined(self) -> None:
+        view = self.keeper.view()
+        new = [rank for rank in view["ranks"] if rank >= self.size and rank not in self.joined]
+        self.joined.update(new)
+        for rank in new:
+            _say(f"rank {rank} (new) joins in step {view['step']}; {len(view['ranks'])} ranks go on")
+
+    def _end_newcomers(self) -> None:
+        """When all members have ended, nobody is left whom a newcomer could join."""
+        if self.most > self.size and self.running:
+            if not set(self.keeper.view()["ranks"]) & set(self.running.values()):
+                self.end(0)
 
     def send(self, number: int) -> None:
         for process in self.running:
@@ -255,11 +298,20 @@ class Job:
         self._mark_ended(rank)
         self.keeper.died(rank)
         self.changing = self.keeper.poll() != "ended"
-        left = len(self.running)
+        left = len(set(self.keeper.view()["ranks"]) & set(self.running.values()))
         then = f"{left} rank{'s' if left > 1 else ''} {'go' if left > 1 else 'goes'} on" if self.changing else "all end"
         _say(f"rank {rank} {_how(code)}: {then}")
         if not self.changing:
             self.end(code if code > 0 else 128 - code if code < 0 else 1)
+        self._respawn(rank)
+
+    def _newcomer_ended(self, rank: int, code: int) -> None:
+        """It had not joined: the others do not know it. One that has ended by itself would do so again."""
+        self._mark_ended(rank)
+        self.keeper.died(rank)
+        _say(f"rank {rank} {_how(code)}, before it had joined")
+        if code < 0:
+            self._respawn(rank)
 
     def kill_stopped(self) -> None:
         """A rank that is stopped for too long counts as dead, so that the others need not wait for it."""
@@ -279,9 +331,14 @@ class Job:
             return 0.1
         if self.changing:
             return _POLL
+        if any(rank >= self.size and rank not in self.joined for rank in self.running.values()):
+            return _TO_LOOK
         return 10.0 if self.keeper is None else min(1.0, self.stops.limit / 4)
 
     def _ended(self, rank: int, code: int) -> None:
+        if self.deadline is None and rank >= self.size and rank not in self.keeper.view()["ranks"]:
+            self._newcomer_ended(rank, code)
+            return
         if self.deadline is None and self.keeper is not None and self.keeper.trains(rank):
             self._died(rank, code)
             return
@@ -296,8 +353,9 @@ class Job:
 
     def look(self) -> None:
         """Between two signals."""
-        if self.changing:
-            self.changing = self.keeper.poll() in ("stopping", "goal")
+        if self.changing or self.most > self.size:
+            self.changing = self.keeper.poll() in ("stopping", "goal") or not self.keeper.rests()
+            self._tell_joined()
 
     def leave(self, number: int) -> None:
         """A signal ends this process."""
@@ -320,6 +378,7 @@ class Job:
                 self.paused = self.paused and number != signal.SIGCONT
                 self.send(int(number))
             self.reap()
+            self._end_newcomers()
             self.kill_stopped()
             if self.deadline is not None and time.monotonic() > self.deadline:
                 self.send(signal.SIGKILL)
@@ -336,6 +395,7 @@ def main() -> int:
     parser.add_argument("--stdin", action="store_true")
     parser.add_argument("--survive", type=int, default=0)
     parser.add_argument("--stopped", type=float, default=10.0)
+    parser.add_argument("--respawn", type=int, default=0)
     parser.add_argument("--coordinator", default="")
     parser.add_argument("--node", type=int, default=-1)
     parser.add_argument("--lease", type=float, default=5.0)

@@ -66,6 +66,8 @@ command sets.
 MORE = """
 options of --survive (docs/survival.md):
   --min-ranks N       fewer than N ranks end (default: 1)
+  --respawn N         a new rank is started for each that dies, at most N in
+                      all, and joins the others' fit (default: 0)
   --stopped SECONDS   a rank that SIGSTOP has stopped for longer is killed, and
                       counts as dead (default: 10)
   --coordinator HOST:PORT
@@ -88,7 +90,8 @@ NET_FOLDER = "FOLDER"  # stands for the job's folder in a plan
 _NET_HERE = "GOSSIPGRAD_NET_LOCAL_SIZE"  # ranks of this machine without MPI
 _MANY = 8  # ranks a core from which on a start is slow enough for a report
 
-_WITH_VALUE = ("--threads", "--hosts", "--bind", "--mpi", "--transport", "--nodes", "--min-ranks", "--stopped")
+_OF_SURVIVAL = ("--min-ranks", "--stopped", "--respawn")
+_WITH_VALUE = ("--threads", "--hosts", "--bind", "--mpi", "--transport", "--nodes", *_OF_SURVIVAL)
 _OF_HOSTS = ("--coordinator", "--node", "--lease", "--grace")
 # Sub-commands with a --threads of their own.
 _THREADED = ("train", "evaluate", "bench", "compare")
@@ -471,6 +474,8 @@ def plan(argv: list[str]) -> Plan:
         command += hosts
         command += ["--stdin"] if "--stdin" in flags else []
         command += ["--survive", str(survive), "--stopped", f"{stopped:g}"] if survive else []
+        respawn = _respawn(options, ranks, nodes)
+        command += ["--respawn", str(respawn)] if respawn else []
         return Plan(
             command=[*command, NET_FOLDER, *rank_command(words)],
             environment=made,
@@ -547,7 +552,7 @@ def _by_net(options: Mapping[str, str]) -> bool:
 
 def _survive(options: Mapping[str, str], survive: bool, net: bool) -> int:
     """The least number of ranks that go on when others have died; 0: all end."""
-    alone = [one for one in ("--min-ranks", "--stopped") if one in options]
+    alone = [one for one in _OF_SURVIVAL if one in options]
     if alone and not survive:
         raise LaunchError(f"run: {alone[0]} without --survive; allowed: with it")
     if survive and not net:
@@ -577,6 +582,18 @@ def _node(text: str, nodes: int) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= nodes:
         raise LaunchError(f"run: --node is {text!r}; allowed: 0 to {nodes - 1}")
     return int(text)
+
+
+def _respawn(options: Mapping[str, str], ranks: int, nodes: int) -> int:
+    """Ranks that are started in the place of dead ones."""
+    given = options.get("--respawn", "0")
+    if given == "0":
+        return 0
+    if "--coordinator" in options:
+        raise LaunchError("run: --respawn with --coordinator; allowed: on one host without it")
+    if nodes > 1:
+        raise LaunchError(f"run: --respawn with --nodes {nodes}; allowed: --nodes 1")
+    return _count("run: --respawn", given, MAX_RANKS - ranks)
 
 
 def _net_command(ranks: int, nodes: int, here: int, threads: int) -> list[str]:

@@ -29,7 +29,7 @@ from gossipgrad.launch import agreement
 from gossipgrad.launch.interrupts import Noted
 from gossipgrad.schedules import Plateau, Schedule
 from gossipgrad.strategies import Strategy
-from gossipgrad.training import events, survival
+from gossipgrad.training import events, newcomers, survival
 from gossipgrad.training.fit_state import Stage
 from gossipgrad.training.progress import ProgressBar
 from gossipgrad.training.replicas import Replicas
@@ -94,6 +94,9 @@ class Loop:
         self._pauses: list[int] = []  # intervals of steps after which a callback of some rank is called
         self._rate = 0.0  # of the epoch's last step
         self._counts: Any = None  # of an epoch whose steps are done; its validation sends further messages
+        self._point = 0  # the epoch's step at which the ranks meet next
+        self._last = 0  # the epoch's last step before the last change of the view
+        self._joined: Record | None = None  # where this newcomer has joined
         self._problem: Exception | None = None  # of on_progress, called at different steps on each rank
 
     def run(self, final_mix: bool = False) -> None:
@@ -114,6 +117,9 @@ class Loop:
             trainer.stop = any(self._numbers(one, "before the first step"))
             trainer.team.halt_begin(trainer.step)
             self._pauses = self._all_pauses(wanted)
+            if trainer.team.newcomer:
+                self._joined = newcomers.join(trainer)
+                self._pauses = self._joined["pauses"]
             while trainer.epoch < trainer.last_epoch and not trainer.stop:
                 self._epoch()
             mixes = final_mix and trainer.strategy.replicas_differ
@@ -150,12 +156,15 @@ class Loop:
         finally:
             trainer.fit_state.shrinking = False
 
-    def viewed(self, change: Record) -> None:
-        """Adapt to ranks that have died, and tell the callbacks."""
+    def viewed(self, changes: list[Record]) -> None:
+        """Adapt to ranks that have died or joined, and tell the callbacks."""
         trainer = self.trainer
-        trainer.say(survival.said(change))
-        with self._aside(), trainer.agreed(f"view {change['view']}"):  # first: a rank may die in the calls that follow
-            call(self.callbacks, "on_view", trainer, change)
+        for change in changes:
+            trainer.say(survival.said(change))
+        # First: a rank may die in the calls that follow.
+        with self._aside(), trainer.agreed(f"view {changes[-1]['view']}"):
+            for change in changes:
+                call(self.callbacks, "on_view", trainer, change)
         if trainer.fit_state.stage is Stage.WITHIN:
             self.rebatched()
 
@@ -210,6 +219,8 @@ class Loop:
         trainer, number, state = self.trainer, self.trainer.epoch + 1, self.trainer.fit_state
         position, state.position = state.position, None
         done = 0
+        if self._joined is not None:
+            return self._begin_joined()
         if position is None:
             with trainer.agreed(f"begin of epoch {number}"):
                 call(self.callbacks, "on_epoch_begin", trainer, number)
@@ -225,13 +236,42 @@ class Loop:
             self._rate = trainer.prepare_rates(self.steps - done)
         return done
 
+    def _begin_joined(self) -> int:
+        """Go on in the middle of the epoch that this newcomer has joined; returns the steps done in it."""
+        trainer, state, joined = self.trainer, self.trainer.fit_state, self._joined
+        assert joined is not None
+        state.begin_epoch(joined["epoch_begun"])
+        state.paused_at = joined["paused_at"]
+        self._interval, self._point, self._last = joined["interval"], joined["point"], joined["last"]
+        with newcomers.within_change():
+            survival.take(trainer, [joined["change"]])
+        return trainer.step - state.epoch_begun
+
+    def handover(self) -> Record:
+        """What a newcomer must know of this loop to go on with it, between two steps."""
+        state = self.trainer.fit_state
+        return {
+            "pauses": self._pauses,
+            "epoch_begun": state.epoch_begun,
+            "paused_at": state.paused_at,
+            "interval": self._interval,
+            "point": self._point,
+            "last": self.steps,
+        }
+
+    def _meets(self, done: int, a_step: float | None = None) -> None:
+        """Meet, if it is the step for it. a_step: seconds of a step; None: as often as before."""
+        if done == self._point or done == self._last:
+            self._meet(done, self._interval if a_step is None else max(1, int(MEET / a_step)))
+            self._point = done + self._interval
+
     def _epoch(self) -> None:
         trainer, number = self.trainer, self.trainer.epoch + 1
         done, self._counts = self._begin_epoch(), None
         try:
             ended = None
             while ended is None:
-                if done < self.steps:
+                if done < self.steps or self._joined is not None:
                     self._train(done)
                     if trainer.set_rate is not None:
                         self._rate = trainer.set_rate
@@ -354,26 +394,32 @@ class Loop:
         """
         trainer, core, first = self.trainer, self.trainer.core, self.trainer.fit_state.epoch_begun
         begin = shown = time.perf_counter()
-        piece, point = 1, done + self._interval
+        piece = 1
+        if self._joined is None:
+            self._point = done + self._interval
+        else:
+            self._joined = None
+            self._meets(done)
         while done < self.steps:
             end = self._pause(first + done) - first
             if done >= self.steps:  # no full batch is left
                 self._meet(done, self._interval)
                 break
-            until = self.steps if self.trainer.virtual else min(done + piece, point, self.steps)
+            until = self.steps if self.trainer.virtual else min(done + piece, self._point, self.steps)
             until = self._until(done, min(until, end))
-            start, before, steps = time.perf_counter(), done, self.steps
+            start, before, self._last = time.perf_counter(), done, self.steps
             if self.trainer.virtual:
                 done = core.run(until - done, lambda: self._show(time.perf_counter() - begin))
             else:
                 done = core.run(until - done)
             now = time.perf_counter()
-            if trainer.team.survives and survival.change_view(trainer) is not None:
-                done = trainer.step - first
-                if not trainer.virtual and done in (point, steps):  # others may be within the meeting
-                    self._meet(done, self._interval)
-                    point = done + self._interval
-                continue
+            if trainer.team.survives:
+                newcomers.prepare(trainer, self.handover)
+                if survival.change_view(trainer) is not None:
+                    done = trainer.step - first
+                    if not trainer.virtual:
+                        self._meets(done)  # others may be within the meeting
+                    continue
             if done == before:
                 raise RuntimeError(f"the epoch ended after {done} of {self.steps} steps")
             if self.apoptosis is not None:
@@ -386,9 +432,7 @@ class Loop:
             if now - shown >= CHUNK / 2 or done == self.steps:
                 shown = now
                 self._show(now - begin)
-            if done == point or done == self.steps:
-                self._meet(done, max(1, int(MEET / a_step)))
-                point = done + self._interval
+            self._meets(done, a_step)
 
     def _pause(self, step: int) -> int:
         """Do everything due before this step of the epoch; returns the step of the next pause."""

@@ -23,7 +23,8 @@ from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import LARGEST, check_keywords, choice, counted, flag, integer, is_of, number
 from gossipgrad.history import PARTS_OF_TIME, History, Record
-from gossipgrad.launch import agreement, environment, stall
+from gossipgrad.launch import agreement, environment, origin, stall
+from gossipgrad.launch import net as links
 from gossipgrad.launch.interrupts import uninterrupted
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, parse
@@ -227,6 +228,8 @@ class Replicas:
         self.resumed = False  # True if this fit continues from a checkpoint saved after an epoch
         self.fit_state = FitState()
         self.members = list(range(self.size))  # the ranks' first numbers
+        self.facts_of_fit: dict[str, str] | None = None  # what newcomers must have alike
+        self.may_grow = self.team.survives and origin.by_net() and links.may_grow()  # new processes may join
         self.record_names: list[str] = []  # the numbers of an epoch's record in this fit, dotted
         self.speaker: Callable[[str], None] | None = None  # prints the lines of say
         self.epoch = 0  # epochs done

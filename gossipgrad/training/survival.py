@@ -34,6 +34,7 @@ def survivable(trainer: Replicas) -> Iterator[None]:
     if not trainer.team.survives:
         yield
         return
+    trainer.facts_of_fit = None
     surviving.begin(trainer.team, "Trainer.fit", partial(change_view, trainer))
     try:
         yield
@@ -49,14 +50,26 @@ def change_view(trainer: Replicas) -> Record | None:
     All ranks stand at one step. Collective over the ranks that live.
     """
     with stall.within("change of the view"):  # ranks may come from different calls
-        change = trainer.core.change_view()
-        if change is None:
-            return None
-        change["joined"] = [rank for rank in change["ranks"] if rank not in trainer.members]
-        trainer.keep(change["ranks"])
+        changes: list[Record] = []
+        whole = False
+        while not whole:
+            change = trainer.core.change_view()
+            if change is None and not changes:
+                return None
+            if change is None:  # the others have not yet told their limits
+                continue
+            whole = change.pop("whole")
+            change["joined"] = [rank for rank in change["ranks"] if rank not in trainer.members]
+            trainer.keep(change["ranks"])
+            changes.append(change)
+        take(trainer, changes)
+        return changes[-1]
+
+
+def take(trainer: Replicas, changes: list[Record]) -> None:
+    """Tell history and callbacks of changes that the core has made at one step."""
+    for change in changes:
         change |= {"epoch": trainer.epoch + 1}
-        del change["whole"]
-        trainer.history.views.append(change)
-        if trainer.fit_state.watcher is not None:
-            trainer.fit_state.watcher.viewed(change)
-        return change
+    trainer.history.views += changes
+    if trainer.fit_state.watcher is not None:
+        trainer.fit_state.watcher.viewed(changes)

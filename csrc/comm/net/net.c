@@ -152,6 +152,7 @@ gg_status gg_net_create(const gg_net_options *options, gg_net **out) {
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "links", &made));
     made->rank = options->rank;
     made->size = options->size;
+    made->members = options->members > 0 ? options->members : options->size;
     made->poll = made->memory = -1;
     GG_TRY_CLEANUP(gg_alloc(size * sizeof *made->node_of, "nodes of ranks", &made->node_of));
     memcpy(made->node_of, options->node_of, size * sizeof *made->node_of);
@@ -208,3 +209,4 @@ void gg_net_destroy(gg_net *net) {
 
 int gg_net_rank(const gg_net *net) { return net->rank; }
 int gg_net_size(const gg_net *net) { return net->size; }
+int gg_net_members(const gg_net *net) { return net->members; }

@@ -18,6 +18,7 @@
 
 typedef struct gg_net_options {
     int rank, size;
+    int members;        /* the first ranks, which are there from the start; 0 means all. The others are newcomers */
     const int *node_of; /* one a rank: the lowest rank of its node */
     const int *sockets; /* one a rank: a connected stream socket to it; -1 for ranks of this node */
     int memory;         /* descriptor of the node's memory, of any size, zeroed; -1 means the node has one rank */
@@ -40,9 +41,10 @@ void gg_net_leave(gg_net *net);
 void gg_net_destroy(gg_net *net);
 int gg_net_rank(const gg_net *net);
 int gg_net_size(const gg_net *net);
+int gg_net_members(const gg_net *net); /* as in the options */
 
-/* Collective, in one order on all ranks; fails if ranks have not come after `timeout` seconds (0 means for ever), which
- * becomes the transport's timeout. */
+/* Collective over the first members, in one order on all ranks, newcomers included; fails if ranks have not come after
+ * `timeout` seconds (0 means for ever), which becomes the transport's timeout. */
 gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **out);
 /* From here on a rank that is gone has died: requests of it are LOST (comm/transport.h). watch: called in each round of
  * a wait, with the steps that this rank has begun. */

@@ -98,7 +98,7 @@ typedef struct gg_net_block {
 } gg_net_block;
 
 struct gg_net {
-    int rank, size, places, place;
+    int rank, size, members, places, place;
     int *node_of;
     gg_net_peer *peers; /* one a rank; this rank's own is unused */
     gg_net_channel *channels;

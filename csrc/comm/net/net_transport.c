@@ -3,8 +3,10 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/memory.h"
 #include "comm/collective.h"
 #include "comm/net/net_private.h"
+#include "comm/subgroup.h"
 
 typedef struct net_transport {
     gg_transport transport; /* first: a gg_transport is cast to this */
@@ -268,6 +270,22 @@ gg_status gg_net_transport_hear_vote(gg_transport *transport, int *rank, int64_t
     return GG_OK;
 }
 
+/* Waits for the first members; a newcomer waits for nobody. */
+static gg_status meet(gg_transport *transport, int members) {
+    gg_status status = GG_OK;
+    gg_transport *first = NULL;
+    int *member = NULL;
+    if (transport->rank >= members) goto cleanup;
+    GG_TRY_CLEANUP(gg_alloc((size_t)members * sizeof *member, "members", &member));
+    for (int i = 0; i < members; ++i) member[i] = i;
+    GG_TRY_CLEANUP(gg_subgroup_create(transport, member, members, &first));
+    GG_TRY_CLEANUP(gg_barrier(first));
+cleanup:
+    gg_transport_destroy(first);
+    gg_free(member);
+    return status;
+}
+
 gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **out) {
     static const gg_halt_wire wire = {.tell = limits_tell, .hear = limits_hear};
     net_transport *made = NULL;
@@ -284,7 +302,7 @@ gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **ou
     made->channel = (gg_net_channel){.next = net->channels, .number = net->next_channel++};
     net->channels = &made->channel;
     gg_status status = gg_halt_create(net->rank, net->size, &wire, made, &made->halt);
-    if (status == GG_OK) status = gg_barrier(&made->transport);
+    if (status == GG_OK) status = meet(&made->transport, net->members);
     if (status == GG_OK) *out = &made->transport;
     else net_destroy(&made->transport);
     return gg_error_prefix(status, "making the group: ");

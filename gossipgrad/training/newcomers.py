@@ -1,0 +1,82 @@
+"""A rank that was started later joins the fit of the others, between two steps."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from gossipgrad._core import PeerError
+from gossipgrad.launch import agreement, stall
+from gossipgrad.training.replicas import Replicas
+
+Record = dict[str, Any]
+_CALLS = "change of the view"
+_LOOK = 0.1  # seconds between looks at signals
+# Equal on all ranks, and changed by callbacks or by the steps so far.
+_STATE = ("epoch", "last_epoch", "fit_began", "set_rate", "set_batch", "batch_changes", "stop", "decision")
+
+
+def within_change() -> contextlib.AbstractContextManager[None]:
+    """The collective calls of survival.change_view."""
+    return stall.within(_CALLS)
+
+
+def _facts(trainer: Replicas) -> dict[str, str]:
+    """What a newcomer and the group must have alike."""
+    assert trainer.batches is not None
+    facts = trainer._fingerprint(trainer.network)
+    fit = {key: trainer.fit_settings.get(key) for key in ("epochs", "shuffle", "shard", "drop_last", "final_mix")}
+    used = {"exchange used": str(trainer.exchange), "number of samples": sum(trainer.batches.sizes)}
+    return agreement.flat(facts | fit | used)
+
+
+def prepare(trainer: Replicas, loop: Callable[[], Record]) -> None:
+    """Before a change of the view: what newcomers hear from this rank."""
+    if trainer.virtual or not trainer.may_grow:
+        return
+    if trainer.facts_of_fit is None:
+        trainer.facts_of_fit = _facts(trainer)
+    state = {key: getattr(trainer, key) for key in _STATE}
+    batch = None if trainer.batches is None else trainer.batches.size
+    text = {
+        "facts": trainer.facts_of_fit,
+        "state": state,
+        "loop": loop(),
+        "batch": batch,
+        "algorithms": trainer.algorithms,
+    }
+    trainer.core.set_text(json.dumps(text).encode())
+
+
+def _check(theirs: dict[str, str], own: dict[str, str]) -> None:
+    for name in {**theirs, **own}:
+        if theirs.get(name) != own.get(name):
+            raise ValueError(
+                f"this newcomer cannot join: {name} is {own.get(name, 'absent')} here, {theirs.get(name, 'absent')} "
+                "in the group; allowed: the same script with the same options"
+            )
+
+
+def join(trainer: Replicas) -> Record:
+    """Wait for a view with this newcomer, and take its donor's state. Returns the donor's place in the loop, and the
+    change."""
+    with stall.within("joining the other ranks"):
+        while True:
+            while not trainer.team.await_member(_LOOK):
+                pass
+            with contextlib.suppress(PeerError):  # the donor, or another rank, has died: the next view comes
+                heard = json.loads(trainer.core.hear())
+                _check(heard["facts"], _facts(trainer))
+                change = trainer.core.join()
+                if change is not None:
+                    break
+    trainer.set_algorithms(heard["algorithms"])
+    for key, value in heard["state"].items():
+        setattr(trainer, key, value)
+    assert trainer.batches is not None
+    trainer.batches.size = heard["batch"]
+    trainer.history.views.clear()
+    trainer.keep(change["ranks"])
+    return {**heard["loop"], "change": change}

@@ -1,0 +1,164 @@
+"""Processes of `gossipgrad run --survive --respawn N` are killed while fit trains: new ones join in their place."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+from conftest import run_group
+from test_net import RUN
+
+SCRIPT = """
+import json, os, signal, sys
+import numpy as np
+import gossipgrad as gg
+
+case = json.loads(os.environ["CASE"])
+samples = case.get("samples", 600)
+x, y = np.eye(samples, dtype=np.float32), np.ones((samples, 1), np.float32)
+net = gg.Sequential([gg.Linear(1, bias=False)], input=(samples,))
+net.load_weights({name: np.zeros_like(value) for name, value in net.weights().items()})
+me = int(os.environ["GOSSIPGRAD_NET_RANK"])
+mine = case.get("own", {}).get(str(me), {})
+if mine.get("at") == "build": os.kill(os.getpid(), signal.SIGKILL)
+optimizer = eval(case.get("optimizer", "gg.SGD(lr=0.1)")) if "lr" not in mine else gg.SGD(lr=mine["lr"])
+trainer = gg.Trainer(net, loss="mean_squared_error", optimizer=optimizer,
+                     strategy=eval(case.get("strategy", "gg.NoExchange()")),
+                     straggler=gg.Straggler(probability=1.0, delay=case.get("delay", 0.02)))
+base = np.zeros(samples, np.float32)
+
+def own():
+    return next(iter(trainer.weights().values())).ravel().copy()
+
+class Dies(gg.Callback):
+    every = 1
+    epochs = []
+    def _at(self, place):
+        if mine.get("at") == place: os.kill(os.getpid(), signal.SIGKILL)
+    def on_step(self, trainer, step): self._at(f"step {step}")
+    def on_epoch_end(self, trainer, record): self.epochs.append(record["epoch"]); self._at(f"epoch {record['epoch']}")
+    def on_view(self, trainer, change):
+        global base
+        now = own()  # collective
+        if me in change["joined"]:
+            base = now
+            assert trainer.step == change["step"] and trainer.size == len(change["ranks"])
+            print(json.dumps({"joined": me, "rank": trainer.rank, "views": len(trainer.history.views)}), flush=True)
+        self._at("view")
+
+history = trainer.fit(x, y, validation=(x[:50], y[:50]), epochs=case.get("epochs", 2), batch_size=2, progress=False,
+                      callbacks=[Dies()])
+rows = [np.frombuffer(one, np.float32) for one in trainer.gather((own() != base).astype(np.float32).tobytes())]
+seen = trainer.gather(json.dumps(Dies.epochs).encode())
+if trainer.rank == 0:
+    print(json.dumps({
+        "size": trainer.size, "views": history.views, "counts": np.stack(rows).sum(axis=0).tolist(),
+        "members": trainer.members, "hashes": history.weights_sha256, "epochs": [json.loads(one) for one in seen]}))
+"""
+
+
+@pytest.fixture
+def respawn(tmp_path):
+    """respawn(ranks, case, N, code=0) -> (what rank 0 printed last, the newcomers' lines, stderr)."""
+
+    def run(ranks, case, most, code=0):
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        env = {**os.environ, "CASE": json.dumps(case)}
+        options = ["--survive", "--respawn", str(most), "-n", str(ranks)]
+        done = run_group([*RUN, *options, str(script)], 100, env=env)
+        assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        joined = [line for line in lines if "joined" in line]
+        ends = [line for line in lines if "size" in line]
+        return (ends[-1] if ends else None), joined, done.stderr
+
+    return run
+
+
+def names(views, key):
+    return [rank for view in views for rank in view[key]]
+
+
+@pytest.mark.core(2)
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_new_rank_joins_in_the_place_of_a_dead_one(dead, respawn):
+    """Rank 0 is nothing special. Each sample of the only epoch is trained on by one living rank."""
+    before = set(os.listdir("/dev/shm"))
+    found, joined, errors = respawn(2, {"own": {str(dead): {"at": "step 4"}}, "epochs": 1}, 1)
+    assert "was ended by signal 9 (SIGKILL): 1 rank goes on" in errors
+    assert [line["joined"] for line in joined] == [2], errors
+    assert "rank 2 (new) joins in step" in errors and "; 2 ranks go on" in errors
+    assert names(found["views"], "joined") == [2] and found["members"] == sorted({0, 1, 2} - {dead})
+    assert set(found["counts"]) == {1}
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "gossipgrad" in name]
+
+
+def test_new_ranks_die_and_are_replaced(respawn):
+    """One while it builds, one when it has joined; and callbacks of the last one see the epochs that it joins."""
+    own = {"1": {"at": "step 3"}, "3": {"at": "build"}, "4": {"at": "view"}}
+    found, joined, errors = respawn(3, {"own": own, "epochs": 3, "strategy": "gg.GossipGraD()"}, 3)
+    assert [line["joined"] for line in joined] == [4, 5], errors
+    assert "rank 3 was ended by signal 9 (SIGKILL), before it had joined" in errors
+    assert names(found["views"], "joined")[-1] == 5 and found["members"] == [0, 2, 5]
+    assert found["epochs"][:2] == [[1, 2, 3], [1, 2, 3]] and found["epochs"][2] in ([1, 2, 3], [2, 3], [3])
+    assert len(found["hashes"]) == 3
+
+
+@pytest.mark.parametrize("strategy", ["gg.GossipGraD(staleness=1)", "gg.PushGossip()"])
+def test_two_die_and_two_join(strategy, respawn):
+    own = {"0": {"at": "step 3"}, "2": {"at": "step 20"}}
+    case = {"own": own, "strategy": strategy, "optimizer": "gg.Adam(lr=0.05)"}
+    found, joined, errors = respawn(3, case, 2)
+    assert sorted(line["joined"] for line in joined) == [3, 4], errors
+    assert found["members"] == [1, 3, 4] and found["size"] == 3
+
+
+def test_a_newcomer_that_comes_too_late_ends_quietly(respawn):
+    case = {"own": {"1": {"at": "epoch 1"}}, "epochs": 2, "samples": 16, "delay": 0.001}
+    found, joined, errors = respawn(2, case, 1)
+    assert found["members"] in ([0], [0, 2]) and "Traceback" not in errors
+    assert len(joined) == len(found["members"]) - 1
+
+
+def test_another_optimiser_is_refused(respawn):
+    found, joined, errors = respawn(2, {"own": {"1": {"at": "step 3"}, "2": {"lr": 0.3}}, "epochs": 1}, 1)
+    assert "this newcomer cannot join: lr is 0.3 here, 0.1 in the group" in errors
+    assert not joined and found["members"] == [0] and set(found["counts"]) == {1}
+
+
+REFUSED = """
+import numpy as np
+import gossipgrad as gg
+
+net = gg.Sequential([gg.Linear(1)], input=(2,))
+for make in (lambda: gg.Trainer(net, strategy=gg.AllReduce()), lambda: gg.Exchange({"w": np.zeros(2)})):
+    try:
+        make()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_what_newcomers_cannot_join_is_refused_at_the_start(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(REFUSED)
+    done = run_group([*RUN, "--survive", "--respawn", "1", "-n", "2", str(script)], 100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("joins= and --respawn: not with the strategy allreduce; allowed: gossipgrad, ") == 2
+    assert done.stdout.count("joins= and --respawn: allowed for the fit of a gossipgrad.Trainer, not for") == 2
+
+
+def test_options_are_refused():
+    hosts = ["--coordinator", "127.0.0.1:1", "--nodes", "2", "--node", "0"]
+    env = {**os.environ, "GOSSIPGRAD_SECRET": "0" * 64}
+    for options, message in (
+        (["--respawn", "1"], "--respawn without --survive"),
+        (["--survive", "--nodes", "2", "--respawn", "1"], "--respawn with --nodes 2"),
+        (["--survive", *hosts, "--respawn", "1"], "--respawn with --coordinator"),
+    ):
+        command = [*RUN, *options, "-n", "2", "train"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+        assert done.returncode == 2 and message in done.stderr
