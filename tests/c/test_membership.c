@@ -280,8 +280,46 @@ static void test_late_events(void) {
     CHECK_FAILS(gg_membership_create(2, 2, 3, &m), GG_ERROR_ARGUMENT, "3 must live");
 }
 
+/* A death during a change for a newcomer: limits, goal and the newcomer are told anew, and it comes with a later view.
+ */
+static void test_newcomers_apart(void) {
+    gg_membership *m;
+    const int64_t none = -1, four = 4;
+    CHECK_OK(gg_membership_create(3, 5, 1, &m));
+    gg_membership_keep_apart(m);
+    CHECK(gg_membership_is_new(m, 3));
+    CHECK_OK(gg_membership_ready(m, 3));
+    for (int r = 0; r < 3; ++r) CHECK_OK(gg_membership_limit(m, r, 5));
+    CHECK_INT(gg_membership_goal(m), 5);
+    CHECK_OK(gg_membership_died(m, 1));
+    CHECK(gg_membership_phase(m) == GG_PHASE_STOPPING && gg_membership_goal(m) == -1 && gg_membership_is_new(m, 3));
+    CHECK_OK(gg_membership_ready(m, 3)); /* not now */
+    CHECK_OK(gg_membership_limit(m, 0, 4));
+    CHECK_OK(gg_membership_limit(m, 2, 4));
+    CHECK_INT(gg_membership_goal(m), 4);
+    for (int r = 0; r < 3; r += 2) CHECK_OK(gg_membership_report(m, r, 1, &four));
+    const gg_view *view = gg_membership_view(m);
+    CHECK(view->number == 1 && view->start == 4 && view->members == 2 && view->dead == 1);
+    CHECK_OK(gg_membership_ready(m, 3));
+    for (int r = 0; r < 3; r += 2) CHECK_OK(gg_membership_limit(m, r, 6));
+    for (int r = 0; r < 3; r += 2) CHECK_OK(gg_membership_report(m, r, 0, &none));
+    view = gg_membership_view(m);
+    CHECK(view->number == 2 && view->members == 3 && view->member[2] == 3 && view->donor[2] == 0);
+    /* The donor dies before the copy is whole: another one in the next view, which begins at the same step. */
+    CHECK_OK(gg_membership_died(m, 0));
+    CHECK_OK(gg_membership_copied(m, 3, 2));
+    CHECK_OK(gg_membership_limit(m, 2, 6));
+    CHECK_OK(gg_membership_report(m, 2, 1, &none));
+    view = gg_membership_view(m);
+    CHECK(view->number == 3 && view->start == 6 && view->members == 2 && view->donor[1] == 2);
+    CHECK_OK(gg_membership_copied(m, 3, 3));
+    CHECK_INT(gg_membership_view(m)->donor[1], -1);
+    gg_membership_destroy(m);
+}
+
 int main(void) {
     test_late_events();
+    test_newcomers_apart();
     test_all_orders();
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;

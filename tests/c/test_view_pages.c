@@ -152,8 +152,54 @@ static void test_next_object(void) {
     gg_free(memory);
 }
 
+/* A newcomer over the pages: a rank in a call outside of a run promises a step more, unless a rank has died. */
+static void test_newcomer(void) {
+    gg_view_keeper *keeper;
+    gg_views *views[3];
+    void *memory;
+    gg_phase phase;
+    int64_t goal;
+    const int64_t none = -1;
+    CHECK_OK(gg_calloc(1, gg_view_pages_bytes(3) + 64, "pages", &memory));
+    CHECK_OK(gg_view_keeper_create(memory, 2, 3, 1, &keeper));
+    for (int i = 0; i < 3; ++i) CHECK_OK(gg_view_pages_open(memory, 3, i, &views[i]));
+    CHECK(gg_view_keeper_rests(keeper));
+    views[2]->table->announce(views[2]);
+    CHECK(!gg_view_keeper_rests(keeper));
+    CHECK_OK(gg_view_keeper_poll(keeper, &phase));
+    CHECK_INT(phase, GG_PHASE_STOPPING);
+    CHECK_OK(views[0]->table->look(views[0], GG_VIEW_OUTSIDE, 7, &phase, &goal));
+    CHECK_OK(views[1]->table->look(views[1], 1, 7, &phase, &goal));
+    CHECK_OK(gg_view_keeper_poll(keeper, &phase));
+    CHECK_OK(views[1]->table->look(views[1], 1, 7, &phase, &goal));
+    CHECK(phase == GG_PHASE_GOAL && goal == 8);
+    for (int i = 0; i < 2; ++i) CHECK_OK(views[i]->table->look(views[i], i, 8, &phase, &goal));
+    for (int i = 0; i < 2; ++i) CHECK_OK(views[i]->table->report(views[i], i, 0, &none));
+    CHECK_OK(gg_view_keeper_poll(keeper, &phase));
+    const gg_view *view = views[2]->table->view(views[2]);
+    CHECK(view->number == 1 && view->start == 8 && view->members == 3 && view->donor[2] == 0);
+    /* The donor dies: limits of the dead change have no more step. */
+    CHECK_OK(gg_view_keeper_died(keeper, 0));
+    CHECK_OK(views[2]->table->copied(views[2], 2)); /* too late */
+    CHECK_OK(views[1]->table->look(views[1], GG_VIEW_OUTSIDE, 8, &phase, &goal));
+    CHECK_OK(gg_view_keeper_poll(keeper, &phase));
+    CHECK_OK(views[1]->table->look(views[1], 1, 8, &phase, &goal));
+    CHECK(phase == GG_PHASE_GOAL && goal == 8);
+    CHECK_OK(views[1]->table->report(views[1], 1, 1, &none));
+    CHECK_OK(gg_view_keeper_poll(keeper, &phase));
+    view = views[2]->table->view(views[2]);
+    CHECK(view->number == 2 && view->members == 2 && view->donor[1] == 1 && !gg_view_keeper_rests(keeper));
+    CHECK_OK(views[2]->table->copied(views[2], 2));
+    CHECK_OK(gg_view_keeper_poll(keeper, &phase));
+    CHECK(views[1]->table->view(views[1])->donor[1] == -1 && gg_view_keeper_rests(keeper));
+    for (int i = 0; i < 3; ++i) views[i]->table->destroy(views[i]);
+    gg_view_keeper_destroy(keeper);
+    gg_free(memory);
+}
+
 int main(void) {
     test_next_object();
+    test_newcomer();
     for (unsigned round = 0; round < ROUNDS; ++round) test_job(round);
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;
