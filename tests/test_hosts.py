@@ -160,9 +160,10 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_others_go_on(job):
 
 
 def test_a_node_that_is_told_to_end_leaves_the_others_alone(job):
+    """The coordinator asks whether the others train: no agent has told so since it began, with beats this far apart."""
     one = job(epochs=2)
     coordinator_ = one.coordinate()
-    agents = [one.agent(node) for node in (0, 1)]
+    agents = [one.agent(node, lease="60") for node in (0, 1)]
     wait_for(one.trains)
     agents[1].terminate()
     assert agents[1].wait(60) == 143 and agents[0].wait(60) == 0 and coordinator_.wait(60) == 0

@@ -227,6 +227,8 @@ class Agent(Job):
             for rank in ranks:
                 self.keeper.freeze(rank)
             self._send({"kind": "frozen", "ranks": ranks, "pages": self._pages([*ranks, *self.ranks])})
+        elif kind == "ask":
+            self._send({"kind": "answer", "pages": self._pages(self.ranks)})
         elif kind == "end":
             self.told_end = True
             self.end(int(m["code"]))

@@ -68,6 +68,8 @@ class Coordinator:
         self.serial, self.slot = 0, b""
         self.dead: set[int] = set()  # ranks
         self.freezing: list[tuple[Node, set[int]]] = []  # dead nodes, and the nodes that must still answer
+        self.undecided: list[tuple[list[int], int]] = []  # dead ranks and exit codes: does another rank train?
+        self.asked_nodes: set[int] = set()  # nodes that must still say whether their ranks train
         self.phase = "run"
         self.code, self.ending = 0, False
         self.looked = time.monotonic()
@@ -132,6 +134,7 @@ class Coordinator:
             if node.line is line:
                 node.line = None
                 node.closed = time.monotonic() if orderly else None
+                self._answers(node.number)
                 if self.gathering and not self.started:  # its ranks have not begun: another agent may come
                     node.state, node.token = "absent", ""
 
@@ -309,6 +312,8 @@ class Coordinator:
             self._answered(node.number)
             self._gathered()
             self._publish(always=True)
+        elif kind == "answer":
+            self._answers(node.number)
         elif kind != "told":
             raise DroppedError(f"{kind!r} is no message of an agent")
         if not self.gathering:
@@ -327,6 +332,24 @@ class Coordinator:
             return
         for rank in new:
             self.keeper.died(rank)
+        if self.keeper.poll() == "ended" or self._others_train():
+            self._go_on(new, code)
+            return
+        # They may have begun to train since their agents' last beats.
+        self.undecided.append((new, code))
+        self.asked_nodes = {node.number for node in self.nodes if node.line is not None}
+        self._send_all({"kind": "ask"})
+        self._answers(None)
+
+    def _answers(self, number: int | None) -> None:
+        """A node has told whether its ranks train, or never will."""
+        self.asked_nodes -= {number}
+        if not self.asked_nodes:
+            undecided, self.undecided = self.undecided, []
+            for new, code in undecided:
+                self._go_on(new, code)
+
+    def _go_on(self, new: list[int], code: int) -> None:
         ends = self.keeper.poll() == "ended" or not self._others_train()
         left = self.facts[0] - len(self.dead) if self.facts else 0
         goes = "all end" if ends else f"{left} rank{'s go' if left > 1 else ' goes'} on"
