@@ -31,9 +31,11 @@ const gg_ledger_entry *gg_ledger_last(const void *memory) {
 const gg_ledger_entry *gg_ledger_after(const void *memory, int64_t made) {
     const ledger *l = memory;
     const int64_t written = written_to(l), oldest = written - ENTRIES + 1; /* the next entry's place may be half new */
+    const gg_ledger_entry *last = gg_ledger_last(memory);
+    if (last == NULL) return NULL;
     for (int64_t i = written - 1; i >= 0 && i >= oldest; --i) {
         const gg_ledger_entry *entry = &l->entry[i % ENTRIES];
-        if (entry->epoch != gg_ledger_last(memory)->epoch || entry->made < made) break;
+        if (entry->epoch != last->epoch || entry->made < made) break;
         if (entry->made == made) return entry;
     }
     return NULL;

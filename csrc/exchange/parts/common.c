@@ -68,8 +68,9 @@ gg_status gg_strategy_accumulate(const gg_strategy_options *options, const gg_st
 
 /* Gives an arena the memory that it had before; false if there is none that fits. */
 static bool take_kept(gg_state *state, int place) {
+    if (place >= GG_MOMENTS) return false;
     gg_arena *arena = &state->arena[place], *kept = &state->kept[place];
-    if (place >= GG_MOMENTS || kept->data == NULL || arena->memory == GG_MEMORY_BORROWED) return false;
+    if (kept->data == NULL || arena->memory == GG_MEMORY_BORROWED) return false;
     if (arena->memory == GG_MEMORY_MESSAGE && kept->memory != GG_MEMORY_MESSAGE) return false;
     arena->data = kept->data;
     arena->memory = kept->memory;
