@@ -140,7 +140,7 @@ SAME_WITHOUT_REST = {"allreduce", "layerwise", "periodic", "none", "overlapped"}
 def options_of(trainer, strategy=None):
     """The core's options of a strategy, as the trainer would have made them of it."""
     if strategy is None:
-        return trainer._strategy_options()
+        return trainer._strategy_options(trainer.step)
     return strategy.options() | {"exchange": "weights+momentum"}
 
 

@@ -178,7 +178,7 @@ def test_residues_of_parameters_that_become_small_are_sent(packing, strategy):
     # The norm needs the sum as an array, and clips nothing.
     how = {"strategy": strategy, "compression": PACKED[packing], "optimizer": gg.SGD(lr=0.5, clip_norm=1e6)}
     trainer, x, y = one(net, 3, how)
-    trainer.core.reshape(strategy=trainer._strategy_options() | packs)
+    trainer.core.reshape(strategy=trainer._strategy_options(trainer.step) | packs)
     trainer.train_step(x, y)
     trainer.core.exchange.settle()
     trainer.core.exchange.load_arena("weight", weights)  # redundant again

@@ -474,10 +474,11 @@ class Replicas:
 
     def follow_step(self, step: int | None = None) -> None:
         """Exchange as the strategy does from this step on, None: from the current one. All ranks call it."""
-        options = self._strategy_options(self.step if step is None else step)
-        if options["name"] != self._exchanges_by:
-            self.core.reshape(strategy=options)
-            self._exchanges_by = options["name"]
+        step = self.step if step is None else step
+        name = self.strategy.options_at(step)["name"]
+        if name != self._exchanges_by:
+            self.core.reshape(strategy=self._strategy_options(step))
+            self._exchanges_by = name
             self._describe_network()
 
     def _straggler_options(self) -> tuple[float, float, int]:
