@@ -344,12 +344,12 @@ class Replicas:
         if not self.team.survives:
             return
         self.core.check_survival()
-        if isinstance(self.comm, cluster.VirtualCluster) and self.batches is not None:
-            self.batches.divided(self.comm.most).check(self.batches.size)
         if self.apoptosis is not None:
             raise ValueError("ranks that may die: not with apoptosis, whose plans are of all ranks")
         if getattr(self.strategy, "allreduce_steps", 0):
             raise ValueError("ranks that may die: not with allreduce_steps, after which all ranks change together")
+        if isinstance(self.comm, cluster.VirtualCluster) and self.batches is not None:
+            self.batches.divided(self.comm.most).check(self.batches.size)
 
     @property
     def step(self) -> int:
