@@ -1,7 +1,9 @@
 /* Ranks that die while others sum gradients: a survivor has made the step, to the bit, or has changed nothing. */
+#define _GNU_SOURCE /* memfd_create */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/memory.h"
 #include "check.h"
@@ -166,7 +168,7 @@ static void test_deaths(way w, int size, int deaths) {
 /* A rank that a death has kept from a step which another has made changes its view where it stands. */
 static void test_rank_behind(void) {
     enum { RANKS = 3 };
-    const int node = 0, none = -1;
+    const int node[RANKS] = {0}, none[RANKS] = {-1, -1, -1};
     gg_net *net = NULL;
     gg_view_keeper *keeper = NULL;
     gg_views *own = NULL, *other = NULL;
@@ -181,8 +183,13 @@ static void test_rank_behind(void) {
     CHECK_OK(gg_view_keeper_create(memory, RANKS, RANKS, 1, &keeper));
     CHECK_OK(gg_view_pages_open(memory, RANKS, 0, &own));
     CHECK_OK(gg_view_pages_open(memory, RANKS, 1, &other));
-    CHECK_OK(gg_net_create(
-        &(gg_net_options){.size = 1, .node_of = &node, .sockets = &none, .memory = -1, .ring_bytes = 4096}, &net));
+    CHECK_OK(gg_net_create(&(gg_net_options){.size = RANKS,
+                                             .members = 1, /* it does not await the others */
+                                             .node_of = node,
+                                             .sockets = none,
+                                             .memory = memfd_create("node", MFD_CLOEXEC),
+                                             .ring_bytes = 4096},
+                           &net));
     CHECK_OK(gg_team_create_net(net, NULL, 1, own, &team));
     CHECK_OK(gg_view_keeper_died(keeper, 2));
     gg_team_view_breaks(team, true);
