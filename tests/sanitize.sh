@@ -103,7 +103,7 @@ sample() {
     step "asan: a sample of the Python tests"
     guarded "$scratch/asan-run" "$python" -m pytest -q --capture=sys -p bindings -p no:cacheprovider --rootdir "$root" \
         "$tests"/test_{kept_files,checkpoint,team,exchange_state,exchange,shrink,shrink_core,profile}.py \
-        "$tests"/test_{shards,push_sum,outer_steps,draws,carried,options,trace,sources,algorithms,survival,survival_allreduce,view_keeper}.py -k "$(sampled)"
+        "$tests"/test_{shards,push_sum,outer_steps,draws,carried,options,trace,sources,algorithms,survival,survival_allreduce,survival_exchange,survival_joins,view_keeper}.py -k "$(sampled)"
     step "asan: two MPI ranks that train, save and go on"
     guarded "$mpiexec" -n 2 --bind-to none "$scratch/asan-run" "$python" "$tests/sanitize_ranks.py" "$scratch/files"
     guarded "$scratch/asan-run" "$python" "$tests/bindings.py" "$names"
@@ -117,7 +117,8 @@ sampled() { # as pytest's -k wants it
         'born_small and packed' a_larger_network_is_put_back plan_is_of_the_weights an_event_that_is_undone goes_on_after_an_event \
         products_and_bytes step_and_bench_use given_the_first_table measurement_that_fails noloco_to_diloco \
         groups_part sorted_samples divided_among_other_ranks two_cycles_by_hand words_are_the_cores two_batches_are_one_sequence the_core_knows \
-        trains_as_memory_does attributes_of_a_source 'test_survival and not without_deaths' answers_waits; do
+        trains_as_memory_does attributes_of_a_source 'test_survival and not without_deaths and not whatever_was_read' answers_waits \
+        another_keeper older_words other_lengths; do
         wanted+="${wanted:+ or }($name)"
     done
     printf '%s' "$wanted"

@@ -11,7 +11,7 @@ from conftest import run_group
 from test_net import RUN
 
 COMMON = """
-import json, os, signal, sys, threading
+import json, os, signal, sys, threading, time
 import numpy as np
 import gossipgrad as gg
 import gossipgrad.launch.surviving
@@ -23,6 +23,9 @@ strategy = eval(case.get("strategy", "gg.NoExchange()"))
 timers = []
 
 def at(place):
+    for rank, where, seconds in case.get("sleeps", []):
+        if rank == me and where == place:
+            time.sleep(seconds)
     for rank, where, how in case["deaths"]:
         if rank == me and isinstance(where, float) and place == 0:
             timers.append(threading.Timer(where, os.kill, (os.getpid(), signal.SIGKILL)))
@@ -155,6 +158,14 @@ def test_one_exchange(ranks, deaths, survive):
     found, errors = survive(EXCHANGE, ranks, {"deaths": deaths})
     check(found, ranks, [rank for rank, _, _ in deaths], exact=all(where != "state" for _, where, _ in deaths))
     assert errors.count("on\n") >= len(deaths)
+
+
+@pytest.mark.core(1)
+@pytest.mark.parametrize("step", [10, 26])
+def test_a_death_while_a_rank_stands_at_the_end_of_the_epoch(step, survive):
+    """Rank 0 stands there, rank 2 comes later, and both have more to train when rank 1 has died."""
+    found, _ = survive(EXCHANGE, 3, {"deaths": [(1, 5, "kill")], "sleeps": [(1, 5, 0.5), (2, step, 1.0)]})
+    check(found, 3, [1])
 
 
 @pytest.mark.core(1)

@@ -162,9 +162,10 @@ class Division:
     def _meet(self) -> None:
         """At the epoch's end: learn of deaths in its last steps, whose samples are then left."""
         one = self._iteration
-        if self._survivor is not None and one is not None and not one.over and self._trained() == len(self):
-            self._survivor.meet(f"end of epoch {self.epoch}")
-            one.over = self._trained() == len(self)
+        if self._survivor is None or one is None:
+            return
+        while not one.over and self._trained() == len(self):
+            one.over = self._survivor.meet(f"end of epoch {self.epoch}")
 
     def _batches(self, part: _Part) -> int:
         shares = part.share(0), part.share(part.ranks - 1)

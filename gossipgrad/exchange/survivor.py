@@ -108,13 +108,11 @@ class Survivor:
                     raise ValueError("close: other ranks make another call; all ranks make the same calls")
             surviving.end(self.team)
 
-    def meet(self, where: str) -> None:
-        """Wait for all ranks that live, and go on without those that have died."""
+    def meet(self, where: str) -> bool:
+        """True if all ranks that live meet here. False: the group has changed, and a rank may have more to train."""
         if agreement.alone(self.team):
-            self.look()
-        else:
-            with agreement.agreed(self.team, where):
-                pass
+            return not self.look()
+        return agreement.met(self.team, where)
 
     def stepped(self) -> None:
         """After a step: look."""
@@ -122,18 +120,18 @@ class Survivor:
             one.stepped()
         self.look()
 
-    def look(self) -> None:
-        """Between two steps: go on without ranks that have died. Waits only while the view changes."""
+    def look(self) -> bool:
+        """Between two steps: go on without ranks that have died; True if some have. Waits while the view changes."""
         begin = time.monotonic()
         change = self._core().change_view()
         if change is None:
-            return
+            return False
         self.members = change["ranks"]
         self._pending.append(change)
         self._adapt(change)
         change["seconds"] = time.monotonic() - begin
         if self._dealing:  # ranks have died while the others agreed: the outer call goes on
-            return
+            return True
         self._dealing = True
         try:
             with stall.within("change of the view"):  # ranks may come from different calls
@@ -141,6 +139,7 @@ class Survivor:
                     self._deal()
         finally:
             self._dealing = False
+        return True
 
     def _deal(self) -> None:
         """All divisions deal anew what is left, after all ranks have told how far they have been read."""

@@ -31,6 +31,7 @@ T = TypeVar("T")
 # Where ranks may die: goes on without the dead ones. Set by surviving.py.
 go_on: Callable[[], object] | None = None
 _within = False  # within a call that is made again
+_leaves = False  # a collective call is not made again after a change of the group
 
 Report = dict[str, Any]  # {"call": ..., "facts": {name: text}} or {"call": ..., "error": [text, kinds]}
 
@@ -265,12 +266,16 @@ def together(team: Team, what: str, work: Callable[[], None], where: str = "betw
             raise CheckpointError(f"{what}: {one_line(error)}") from error
 
 
+class _ChangedError(Exception):
+    """The group has changed in a call that nobody makes again."""
+
+
 def surviving(team: Team, call: Callable[[], T]) -> T:
     """The result of a collective call, which the others make again if ranks have died before all had completed it.
 
     Inner collective calls end with the outermost one.
     """
-    global _within
+    global _within, _leaves
     if not team.survives or _within:
         return call()
     while True:
@@ -289,7 +294,30 @@ def surviving(team: Team, call: Callable[[], T]) -> T:
                 "a rank has died; allowed while fit trains, or an Exchange or a wrapped model is open. The others end "
                 "here: start again, from the last checkpoint"
             ) from (None if done else lost)
-        go_on()
+        leaves, _leaves = _leaves, False
+        try:
+            go_on()
+        finally:
+            _leaves = leaves
+        if leaves:
+            raise _ChangedError
+
+
+def met(team: Team, where: str) -> bool:
+    """True if all ranks that live meet here. False: ranks have died before, and the others have gone on without them.
+
+    Then nobody comes back to this meeting by itself, because some ranks may not have come to it yet.
+    """
+    global _leaves
+    _leaves = True
+    try:
+        with agreed(team, where):
+            pass
+    except _ChangedError:
+        return False
+    finally:
+        _leaves = False
+    return True
 
 
 def all_end(team: Team, timeout: float = 0.0) -> bool:
