@@ -173,12 +173,12 @@ class Group:
         self.watched.add(division)
 
     def meet(self, where):
-        self.look()
+        return not self.look()
 
     def look(self):
         due, self.due = self.due, []
         if not due:
-            return
+            return False
         change = {"died": [rank for rank, _ in due], "last_steps": [last for _, last in due]}
         change["made"] = [len(self.made[rank]) for rank, _ in due]
         self.members = [one for one in self.members if one not in change["died"]]
@@ -189,6 +189,7 @@ class Group:
         again = {self.divisions[rank].changed(change, kept) for rank in self.members}
         lost = sum(len(step) for rank, last in due for step in self.made[rank][last + 1 :])
         assert again == {lost}
+        return True
 
     def step(self):
         """One step of all that live; False at the epoch's end."""
