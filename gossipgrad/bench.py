@@ -216,7 +216,7 @@ def exchange(
     batch = integer("batch_size", 64 if batch_size is None else batch_size, 1)
     integer("blocks", blocks, 1)
     integer("steps", steps, 1)
-    if first := getattr(strategy, "allreduce_steps", 0):
+    if first := strategy.changes_after:
         raise ValueError(f"allreduce_steps={first}: the steps after these are timed; allowed: 0")
     circumstances: dict[str, Any] = {"straggler": straggler, "network": network}
     circumstances |= {"conv_algorithm": conv_algorithm, "tune": tune, "dtype": dtype}

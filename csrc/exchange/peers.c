@@ -123,6 +123,15 @@ void gg_peers_remove(gg_peers *p, int local) {
 
 gg_exchange *gg_peers_exchange(const gg_peers *p, int local) { return p->exchange[local]; }
 
+int64_t gg_peers_steps(const gg_peers *peers) {
+    int64_t most = 0;
+    for (int i = 0; i < peers->local; ++i) {
+        const int64_t step = gg_exchange_state(peers->exchange[i])->step;
+        if (step > most) most = step;
+    }
+    return most;
+}
+
 void gg_peers_set_settle(gg_peers *p, gg_status (*settle)(void *context, int local), void *context) {
     p->settle = settle;
     p->context = context;

@@ -27,6 +27,8 @@ gg_status gg_peers_add(gg_peers *peers, gg_transport *transport);
 /* Destroys the exchange of a local rank, which has died. The others keep their order. */
 void gg_peers_remove(gg_peers *peers, int local);
 gg_exchange *gg_peers_exchange(const gg_peers *peers, int local);
+/* The greatest number of steps of a local rank: in a virtual cluster all that live stand at one step. */
+int64_t gg_peers_steps(const gg_peers *peers);
 
 /* ---- ranks that may die (gg_team_view), and callers that make the steps themselves ---- */
 

@@ -39,20 +39,10 @@ static gg_status regroup(void *context, int local) {
     return status;
 }
 
-/* The steps of the local ranks that live. */
-static int64_t steps_made(const gg_peers *p) {
-    int64_t most = 0;
-    for (int i = 0; i < p->local; ++i) {
-        const int64_t step = gg_exchange_state(p->exchange[i])->step;
-        if (step > most) most = step;
-    }
-    return most;
-}
-
 /* Settles and reports. *again: more ranks have died since. */
 static gg_status tell_received(change *c, bool *changes, bool *again) {
     gg_peers *p = c->peers;
-    const int64_t step = steps_made(p);
+    const int64_t step = gg_peers_steps(p);
     bool stops;
     *again = false;
     gg_team_view_begin(p->team, step);
@@ -111,7 +101,7 @@ gg_status gg_peers_change_view(gg_peers *p, bool *changed, int *living) {
     c.costs.forward = forward;
     GG_TRY_CLEANUP(gg_peers_link(p, &gg_exchange_asked(first)->strategy, layout->count, &link, &c.costs.link));
     GG_TRY_CLEANUP(gg_team_run(p->team, regroup, &c));
-    gg_team_view_begin(p->team, steps_made(p));
+    gg_team_view_begin(p->team, gg_peers_steps(p));
     *changed = true;
 cleanup:
     gg_free(c.received);

@@ -1,4 +1,4 @@
-/* _core.ViewPages: one host's copy of what ranks and their keeper tell each other, for the agent that carries it. */
+/* _core.ViewPages: the shared memory of one host's ranks (comm/view_pages.h), for the agent of this host. */
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -19,8 +19,8 @@ typedef struct gg_handover {
 
 void gg_handover_free(gg_handover *heard); /* zeroed is a no-op */
 
-/* The donor's side, after gg_replica_regroup; given: the text, the link, what is inherited. A newcomer's death is no
- * failure. */
+/* The donor sends its state, after gg_replica_regroup. given: text, link, inherited counts. If the newcomer dies, this
+ * succeeds. */
 gg_status gg_replica_give(gg_replica *replica, int to, const gg_handover *given);
 /* The newcomer's side: first gg_replica_hear, then gg_replica_take, in the view of this number. GG_ERROR_PEER if a rank
  * has died before the copy is whole: the newcomer waits for the next view. Its replica has begun its data, and nothing

@@ -170,21 +170,11 @@ static double latest_clock(gg_trainer *t) {
     return latest;
 }
 
-/* The greatest number of steps of a local rank: in a virtual cluster all that live stand at the goal. */
-static int64_t steps_made(const gg_trainer *t) {
-    int64_t most = 0;
-    for (int i = 0; i < t->local; ++i) {
-        const int64_t step = gg_exchange_state(gg_peers_exchange(t->peers, i))->step;
-        if (step > most) most = step;
-    }
-    return most;
-}
-
 /* Settles and reports. *again: more ranks have died since. */
 static gg_status tell_received(gg_trainer_change *c, bool *changes, bool *again) {
     gg_trainer *t = c->trainer;
     *again = false;
-    GG_TRY(gg_team_view_changes(t->team, steps_made(t), changes, &c->deaths, &c->dead));
+    GG_TRY(gg_team_view_changes(t->team, gg_peers_steps(t->peers), changes, &c->deaths, &c->dead));
     if (!*changes) return GG_OK;
     c->out->begin = latest_clock(t);
     GG_TRY(gg_team_run(t->team, settle_living, c));
@@ -240,7 +230,7 @@ gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
     const size_t former = (size_t)gg_team_size(t->team);
     const bool breaks = gg_trainer_breaks(t);
     gg_team_view_breaks(t->team, breaks);
-    if (gg_trainer_broken(t)) GG_TRY_CLEANUP(gg_team_await_change(t->team, steps_made(t)));
+    if (gg_trainer_broken(t)) GG_TRY_CLEANUP(gg_team_await_change(t->team, gg_peers_steps(t->peers)));
     GG_TRY_CLEANUP(gg_calloc(former * former, sizeof *c.received, "received steps", &c.received));
     GG_TRY_CLEANUP(gg_calloc(former, sizeof *c.read, "samples read", &c.read));
     GG_TRY_CLEANUP(gg_calloc(former, sizeof *c.scratch, "samples read", &c.scratch));
@@ -261,7 +251,7 @@ gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
         GG_TRY_CLEANUP(list_dead(&c));
         whole = !breaks;
         if (breaks) GG_TRY_CLEANUP(gg_trainer_mend(t, &whole));
-        if (!whole) GG_TRY_CLEANUP(gg_team_await_change(t->team, steps_made(t)));
+        if (!whole) GG_TRY_CLEANUP(gg_team_await_change(t->team, gg_peers_steps(t->peers)));
         c.first = gg_team_rank(t->team);
     }
     out->step = gg_exchange_state(gg_replica_exchange(first))->step;

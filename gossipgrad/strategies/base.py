@@ -72,6 +72,11 @@ class Strategy:
         """The keywords, with the name as "strategy", in terms of JSON."""
         return {"strategy": self.name, **asdict(self)}
 
+    @property
+    def changes_after(self) -> int:
+        """Steps of a training after which options_at gives another strategy of the core; 0: never."""
+        return 0
+
     def options_at(self, step: int) -> dict[str, Any]:
         """The options of the core for this step of a training."""
         return self.options()

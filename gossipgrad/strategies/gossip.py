@@ -235,6 +235,10 @@ class GossipGraD(Partnered):
                 "allowed: 'auto', 'weights+momentum', 'weights', 'slices'"
             )
 
+    @property
+    def changes_after(self) -> int:
+        return self.allreduce_steps
+
     def options_at(self, step: int) -> dict[str, Any]:
         if step >= self.allreduce_steps:
             return self.options()

@@ -60,7 +60,7 @@ def checked_strategy(
         names = [f"gossipgrad.{c.__name__}()" for c in strategies.BY_NAME.values()]
         allowed = ", ".join([*names, *(["'auto'"] if auto else [])])
         raise TypeError(f"strategy={strategy!r}: allowed: {allowed}{meant('', strategy, strategies.BY_NAME)}")
-    first = getattr(strategy, "allreduce_steps", 0)
+    first = strategy.changes_after
     if first and not changes:
         raise ValueError(f"allreduce_steps={first}: allowed with gossipgrad.Trainer, whose strategy can change; else 0")
     return strategy

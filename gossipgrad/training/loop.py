@@ -436,7 +436,7 @@ class Loop:
 
     def _pause(self, step: int) -> int:
         """Do everything due before this step of the epoch; returns the step of the next pause."""
-        state, change = self.trainer.fit_state, getattr(self.trainer.strategy, "allreduce_steps", 0)
+        state, change = self.trainer.fit_state, self.trainer.strategy.changes_after
         self.trainer.follow_step()
         following = [step + every - step % every for every in self._pauses] + [change] * (step < change)
         if self.apoptosis is not None:

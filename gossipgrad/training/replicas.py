@@ -346,7 +346,7 @@ class Replicas:
         self.core.check_survival()
         if self.apoptosis is not None:
             raise ValueError("ranks that may die: not with apoptosis, whose plans are of all ranks")
-        if getattr(self.strategy, "allreduce_steps", 0):
+        if self.strategy.changes_after:
             raise ValueError("ranks that may die: not with allreduce_steps, after which all ranks change together")
         if isinstance(self.comm, cluster.VirtualCluster) and self.batches is not None:
             self.batches.divided(self.comm.most).check(self.batches.size)
@@ -474,6 +474,8 @@ class Replicas:
 
     def follow_step(self, step: int | None = None) -> None:
         """Exchange as the strategy does from this step on, None: from the current one. All ranks call it."""
+        if not self.strategy.changes_after:
+            return
         step = self.step if step is None else step
         name = self.strategy.options_at(step)["name"]
         if name != self._exchanges_by:

@@ -128,7 +128,7 @@ static gg_status net_arrived(gg_transport *transport, const gg_net_peer *peer, g
     return GG_OK;
 }
 
-/* Of a transport that survives. */
+/* Where ranks may die: requests of this peer are LOST. */
 static bool has_died(const gg_net_peer *peer) { return peer->gone && (peer->place >= 0 || peer->died); }
 
 static gg_status net_test(gg_transport *transport, gg_request *request, bool *done) {
