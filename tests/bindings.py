@@ -70,6 +70,19 @@ def write() -> None:
     Path(os.environ["GOSSIPGRAD_BINDINGS"], f"{os.getpid()}.json").write_text(json.dumps(sorted(called)))
 
 
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Leave out what starts MPI."""
+    starting = [item for item in items if "mpirun" in item.fixturenames]
+    config.hook.pytest_deselected(items=starting)
+    items[:] = [item for item in items if item not in starting]
+
+
+def no_other_python(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse to start a Python: it would find the core of the source tree, which no sanitizer watches."""
+    if event == "subprocess.Popen" and any(Path(str(one)).name.startswith("python") for one in arguments[1][:8]):
+        raise RuntimeError(f"a test of the sample starts another Python: {arguments[1]}")
+
+
 def main(folder: str) -> int:
     """1 where a function was called by no process."""
     from gossipgrad import _core
@@ -89,4 +102,5 @@ if "GOSSIPGRAD_BINDINGS" in os.environ:
     from gossipgrad import _core
 
     watch(_core)
+    sys.addaudithook(no_other_python)
     atexit.register(write)
