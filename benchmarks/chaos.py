@@ -1,36 +1,56 @@
-"""Ranks are killed and stopped at random moments while they train; the others go on.
+"""Ranks, agents and coordinators are killed, stopped and cut off at random moments; the others train on.
 
     python benchmarks/chaos.py --ranks 8 --minutes 30 --faults 62 --seed 0 --picture chaos.png
+    python benchmarks/chaos.py --ranks 8 --minutes 30 --faults 62 --seed 0 --kinds kill
+    python benchmarks/chaos.py --ranks 8 --nodes 4 --minutes 30 --faults 62 --seed 0
 
 The ranks are processes of `gossipgrad run --survive` that train LeNet on MNIST's digits, and wait `--pause` seconds in
-each step as if for a device of their own. A fault is a SIGKILL, or a SIGSTOP for at most `--stop` seconds. Where the
-command has --respawn and --stopped, a dead rank is started again, and one that stays stopped is killed. Otherwise kills
-end when two ranks are left, and the other faults are stops (with --kills 1 there are none).
+each step as if for a device of their own. Faults, by --kinds:
 
-Prints and checks, by what each rank wrote down of its own steps:
+- kill: SIGKILL of a rank; --respawn starts a new one in its place
+- stop: SIGSTOP of a rank for at most `--stop` seconds; after `--stopped` seconds it is killed
 
-- samples in the records of the epochs: each epoch has the set's, but for views that left fewer samples than ranks
+With --nodes the ranks belong to agents of several hosts, played by this one:
+
+- coordinator: SIGKILL of the coordinator; another one starts at most 2 s later
+- cut: an agent and the coordinator hear nothing of each other for at most 3 s; after `--lease` its ranks are killed
+- agent: SIGKILL of an agent, which its ranks do not outlive
+
+Where nobody replaces the dead, they are spread over the time, and two ranks are left.
+
+A run without faults trains beside it all the time (--reference beside), or after it, as long. Prints and checks, by the
+files in which each rank writes down its own steps:
+
+- samples that the records of the epochs have, and samples of all steps without those trained again: each epoch has the
+  set's, but for views that left fewer samples than ranks, and steps that a dead rank has not written down
 - samples trained, those trained again, and those that as many living ranks train without faults
+- seconds that others stand still for a fault of each kind
 
-The picture has a row a rank, and below it the loss.
+The picture has a row for each place of a rank, which new ranks take over, and below it the loss.
 """
 
 from __future__ import annotations
 
 import argparse
+import bisect
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import random
+import secrets
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,39 +58,53 @@ from PIL import Image
 
 from gossipgrad import drawing
 
-RUN = [sys.executable, "-m", "gossipgrad", "run", "--transport", "net"]
-BATCH = 16
-BEFORE, BEHIND = 0.05, 0.85  # parts of the time between which faults happen
+GOSSIPGRAD = [sys.executable, "-m", "gossipgrad"]
+RUN = [*GOSSIPGRAD, "run", "--transport", "net", "--survive"]
+BATCH, SAMPLES = 16, 10_000
+BEFORE, BEHIND = 0.02, 0.95  # parts of the time between which faults happen
+WEIGHTS = {"kill": 6.0, "stop": 3.0, "coordinator": 3.0, "cut": 2.0, "agent": 1.0}
+NAMES = {
+    "kill": "ranks killed",
+    "stop": "ranks stopped",
+    "coordinator": "coordinators killed",
+    "cut": "nodes cut off",
+    "agent": "agents killed",
+}
+CUT, ABSENT = 3.0, 2.0  # greatest seconds of a cut, and without a coordinator
+COORDINATOR = -1_000_000  # its number among nodes
+SHARE = 0.1  # of the time: numbers of living ranks whose rate is measured
 
 RANK = """
 import json, os, time
 import gossipgrad as gg
 
 case = json.loads(os.environ["CASE"])
-log = open(f"{case['folder']}/{os.environ['GOSSIPGRAD_NET_RANK']}-{os.getpid()}", "w", buffering=1)
+place, number = (int(os.environ["GOSSIPGRAD_NET_" + name]) for name in ("LOCAL_RANK", "RANK"))
+log = open(f"{case['folder']}/{case['node']}-{place}-{number}-{os.getpid()}", "w", buffering=1)
 
 def say(kind, **facts): log.write(json.dumps({"at": time.time(), "kind": kind} | facts) + "\\n")
 
 class Log(gg.Callback):
     every = 1
-    samples, loss = 0, 0.0
+    epoch, step, samples, loss = 0, None, 0, 0.0
 
-    def on_epoch_begin(self, trainer, epoch): self.samples, self.loss = 0, 0.0
+    def on_epoch_begin(self, trainer, epoch): self.epoch, self.samples, self.loss = epoch, 0, 0.0
 
     def on_view(self, trainer, change):
+        self.epoch = change["epoch"]
+        # The first rank's counts have those of the dead now, beside its own steps in the change.
+        self.wrote(trainer, change["step"], 0 if self.step is None else case["batch"] * (change["step"] - self.step))
         say("view", **change)
-        self.keep(trainer)  # the first rank's counts have those of the dead now
-
-    def keep(self, trainer):
-        counts = trainer.core.counts()[0]
-        self.samples, self.loss = counts["samples"], counts["loss_sum"]
 
     def on_step(self, trainer, step):
-        samples, loss = self.samples, self.loss
-        self.keep(trainer)
-        n = self.samples - samples
-        say("step", samples=n, loss=(self.loss - loss) / max(n, 1), step=step)
+        self.wrote(trainer, step)
         trainer.stop = os.path.exists(case["folder"] + "/stop")
+
+    def wrote(self, trainer, step, most=1 << 30):
+        counts = trainer.core.counts()[0]
+        n, loss = counts["samples"] - self.samples, counts["loss_sum"] - self.loss
+        self.step, self.samples, self.loss = step, counts["samples"], counts["loss_sum"]
+        if n > 0 and most > 0: say("step", epoch=self.epoch, samples=min(n, most), loss=loss / n)
 
     def on_epoch_end(self, trainer, record):
         say("epoch", epoch=record["epoch"], samples=record["samples"], ranks=trainer.size)
@@ -88,6 +122,8 @@ say("end")
 class Rank:
     """What a process has written down; times are seconds since the epoch."""
 
+    node: int
+    place: int
     identity: int
     pid: int
     events: list[dict[str, Any]]
@@ -103,9 +139,10 @@ class Rank:
 
 @dataclasses.dataclass
 class Fault:
-    kind: str  # "kill", "stop"
+    kind: str  # of WEIGHTS
     at: float
-    pid: int
+    pid: int = 0
+    node: int = -1
     seconds: float = 0.0
 
 
@@ -120,8 +157,13 @@ class Run:
         for rank in self.ranks:
             yield from (one for one in rank.of("step") if self.begin <= one["at"] <= self.end)
 
+    def views(self) -> dict[int, dict[str, Any]]:
+        return {one["view"]: one for rank in self.ranks for one in rank.of("view")}
+
     def trained(self) -> int:
-        return sum(one["samples"] for one in self.steps())
+        """Samples, each as often as it counts."""
+        again = sum(one["trained_again"] for one in self.views().values() if self.begin <= one["at"] <= self.end)
+        return sum(one["samples"] for one in self.steps()) - again
 
     def living(self) -> Iterator[tuple[float, int]]:
         """Seconds, and how many ranks train in them."""
@@ -131,148 +173,320 @@ class Run:
             yield after - before, sum(first <= before and after <= last for first, last in lives)
 
 
+# ---- ranks
+
+
+def logs(folder: Path) -> Iterator[tuple[Path, list[int]]]:
+    """Files of ranks; node, place, rank and process."""
+    for path in folder.glob("*-*-*-*"):
+        yield path, [int(part) for part in path.name.split("-")]
+
+
 def read(folder: Path) -> list[Rank]:
     ranks = []
-    for path in folder.glob("*-*"):
+    for path, numbers in logs(folder):
         lines = path.read_text().splitlines(keepends=True)
         events = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be half a line
         if events:
-            identity, pid = (int(part) for part in path.name.split("-"))
-            ranks.append(Rank(identity, pid, events, events[-1]["at"]))
+            ranks.append(Rank(*numbers, events, events[-1]["at"]))
     return sorted(ranks, key=lambda one: (one.events[0]["at"], one.identity))
 
 
-def training(folder: Path) -> list[int]:
-    """Processes of ranks that live and have made a step."""
-    pids = []
-    for path in folder.glob("*-*"):
-        pid = int(path.name.split("-")[1])
-        if os.path.exists(f"/proc/{pid}") and '"step"' in path.read_text():
-            pids.append(pid)
-    return sorted(pids)
+def training(folder: Path) -> list[tuple[int, int]]:
+    """Node and process of each rank that lives and has made a step."""
+    found = []
+    for path, (node, _, _, pid) in logs(folder):
+        if os.path.exists(f"/proc/{pid}"):
+            with open(path) as file:
+                if '"step"' in file.read(4096):
+                    found.append((node, pid))
+    return sorted(found)
 
 
-def run(ranks: int, options: list[str], pause: float, faults: Callable[[Path, float], list[Fault]]) -> Run:
-    """`faults(folder, begin)` returns when the time is over."""
-    folder = Path(tempfile.mkdtemp())
-    (folder / "rank.py").write_text(RANK)
-    case = {"folder": str(folder), "pause": pause, "batch": BATCH}
-    with open(folder / "errors", "w") as errors:
-        launcher = subprocess.Popen(
-            [*RUN, *options, "-n", str(ranks), str(folder / "rank.py")],
-            env={**os.environ, "CASE": json.dumps(case)},
-            stdout=errors,
-            stderr=errors,
-        )
-        while len(training(folder)) < ranks:
+def parent(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("PPid:"))
+
+
+def send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+class Job:
+    """The processes of one run: here the ranks of one host."""
+
+    def __init__(self, ranks: int, pause: float, options: list[str]) -> None:
+        self.ranks, self.pause, self.options = ranks, pause, options
+        self.folder = Path(tempfile.mkdtemp())
+        (self.folder / "rank.py").write_text(RANK)
+        self.commands: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        self.commands = [self.ranks_of([])]
+
+    def ranks_of(self, options: list[str], node: int = 0, **env: str) -> subprocess.Popen[bytes]:
+        case = {"folder": str(self.folder), "pause": self.pause, "batch": BATCH, "node": node}
+        command = [*RUN, *self.options, *options, "-n", str(self.ranks), str(self.folder / "rank.py")]
+        return self.launch(command, CASE=json.dumps(case), **env)
+
+    def launch(self, command: list[str], **env: str) -> subprocess.Popen[bytes]:
+        with open(self.folder / "errors", "a") as errors:
+            return subprocess.Popen(command, env={**os.environ, **env}, stdout=errors, stderr=errors)
+
+    def said(self) -> str:
+        return (self.folder / "errors").read_text()
+
+    def end(self) -> None:
+        """All ranks that train end by themselves."""
+        codes = [one.wait() for one in self.commands]
+        if 0 not in codes:
+            raise SystemExit(f"exit codes {codes}\n{self.said()}")
+
+    def run(self, faults: Callable[[Job, float], list[Fault]]) -> Run:
+        """`faults(job, begin)` returns when the time is over."""
+        self.start()
+        while len(training(self.folder)) < self.ranks:
             time.sleep(0.05)
-            if launcher.poll() is not None:
-                raise SystemExit((folder / "errors").read_text())
+            if any(one.poll() is not None for one in self.commands):
+                raise SystemExit(self.said())
         begin = time.time()
-        done = faults(folder, begin)
+        done = faults(self, begin)
         end = time.time()
-        (folder / "stop").touch()
-        code = launcher.wait()
-    if code != 0:
-        raise SystemExit(f"exit code {code}\n{(folder / 'errors').read_text()}")
-    found = Run(read(folder), done, begin, end)
-    shutil.rmtree(folder)
-    return found
+        (self.folder / "stop").touch()
+        self.end()
+        found = Run(read(self.folder), done, begin, end)
+        shutil.rmtree(self.folder)
+        return found
+
+
+class Relay:
+    """Passes bytes between an agent and the coordinator; while it is cut they wait."""
+
+    def __init__(self, port: int) -> None:
+        self.target, self.whole = port, threading.Event()
+        self.whole.set()
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            one, _ = self.server.accept()
+            self.whole.wait()
+            try:
+                other = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                one.close()
+                continue
+            for pair in ((one, other), (other, one)):
+                threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.whole.wait()
+                target.sendall(data)
+        self.whole.wait()
+        for one in (source, target):  # the other direction ends as well
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+class Hosts(Job):
+    """Agents and a coordinator."""
+
+    def __init__(self, ranks: int, pause: float, options: list[str], nodes: int) -> None:
+        super().__init__(ranks, pause, options)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.secret, self.address = secrets.token_hex(32), f"127.0.0.1:{port}"
+        self.relays = [Relay(port) for _ in range(nodes)]
+
+    def start(self) -> None:
+        self.coordinate()
+        self.commands = [self.agent(node) for node in range(len(self.relays))]
+
+    def coordinate(self) -> None:
+        self.coordinator = self.launch([*GOSSIPGRAD, "coordinator", self.address], GOSSIPGRAD_SECRET=self.secret)
+
+    def agent(self, node: int) -> subprocess.Popen[bytes]:
+        options = ["--coordinator", self.relays[node].address, "--nodes", str(len(self.relays)), "--node", str(node)]
+        return self.ranks_of(options, node, GOSSIPGRAD_SECRET=self.secret)
+
+    def end(self) -> None:
+        super().end()
+        if self.coordinator.wait() != 0:
+            raise SystemExit(f"the coordinator's exit code is {self.coordinator.returncode}\n{self.said()}")
 
 
 # ---- faults
 
 
-def wait(seconds: float) -> Callable[[Path, float], list[Fault]]:
-    def no_faults(_: Path, begin: float) -> list[Fault]:
+def until(over: threading.Event, begun: threading.Event) -> Callable[[Job, float], list[Fault]]:
+    def no_faults(_: Job, __: float) -> list[Fault]:
+        begun.set()
+        over.wait()
+        return []
+
+    return no_faults
+
+
+def wait(seconds: float) -> Callable[[Job, float], list[Fault]]:
+    def no_faults(_: Job, begin: float) -> list[Fault]:
         time.sleep(max(begin + seconds - time.time(), 0))
         return []
 
     return no_faults
 
 
-def has_option(name: str) -> bool:
-    return name in subprocess.run([*RUN, "--help"], capture_output=True, text=True).stdout
+class Chaos:
+    """Calls faults at random moments."""
 
+    def __init__(self, arguments: argparse.Namespace, respawns: bool) -> None:
+        self.draw = random.Random(arguments.seed)
+        self.seconds, self.respawns, self.stop = 60 * arguments.minutes, respawns, arguments.stop
+        self.kinds, self.lease = arguments.kinds, arguments.lease
+        self.plan = sorted(self.draw.uniform(BEFORE, BEHIND) * self.seconds for _ in range(arguments.faults))
+        self.later: list[tuple[float, Callable[[], None]]] = []
+        self.hit: set[int] = set()  # processes, and -1 - node, that a fault still holds
 
-def chaos(arguments: argparse.Namespace, respawns: bool) -> Callable[[Path, float], list[Fault]]:
-    draw = random.Random(arguments.seed)
-    seconds = 60 * arguments.minutes
-    plan = sorted(draw.uniform(BEFORE, BEHIND) * seconds for _ in range(arguments.faults))
-    kinds = [draw.random() < arguments.kills for _ in plan]
-
-    def go_on(pid: int) -> None:
-        try:
-            os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            pass
-
-    def faults(folder: Path, begin: float) -> list[Fault]:
+    def __call__(self, job: Job, begin: float) -> list[Fault]:
         done: list[Fault] = []
-        stopped: dict[int, float] = {}
-        for at, kills in [*zip(plan, kinds, strict=True), (seconds, False)]:
+        for at in [*self.plan, self.seconds]:
             while (now := time.time()) < begin + at:
-                time.sleep(min(0.005, begin + at - now))
-                for pid in [pid for pid, until in stopped.items() if until < now]:
-                    del stopped[pid]
-                    go_on(pid)
-            living = [pid for pid in training(folder) if pid not in stopped]
-            if at == seconds or not living:
-                continue
-            pid = draw.choice(living)
-            length = draw.uniform(0.1, 1) * arguments.stop
-            kills = kills and (respawns or len(living) > 2)
-            if not kills and arguments.kills == 1:
-                continue
-            done.append(Fault("kill" if kills else "stop", time.time(), pid, 0.0 if kills else length))
-            os.kill(pid, signal.SIGKILL if kills else signal.SIGSTOP)
-            if not kills:
-                stopped[pid] = time.time() + length
-        for pid in stopped:
-            go_on(pid)
+                time.sleep(max(min(0.01, begin + at - now), 0))
+                self._go_on(time.time())
+            if at < self.seconds and (fault := self._fault(job, at / self.seconds)):
+                done.append(fault)
+        self._go_on(math.inf)
         return done
 
-    return faults
+    def _go_on(self, now: float) -> None:
+        for one in [one for one in self.later if one[0] <= now]:
+            self.later.remove(one)
+            one[1]()
+
+    def _fault(self, job: Job, share: float) -> Fault | None:
+        """share: of the time that is over."""
+        living = [one for one in training(job.folder) if one[1] not in self.hit and -1 - one[0] not in self.hit]
+        if not living:
+            return None
+        node, pid = self.draw.choice(living)
+        nodes = len({one[0] for one in living})
+        here = sum(one[0] == node for one in living)
+        lost = job.ranks - len(living)
+        spare = self.respawns or lost <= (job.ranks - 2) * share
+        allowed = {"stop": True, "kill": spare and len(living) > 2, "coordinator": COORDINATOR not in self.hit}
+        allowed["agent"] = allowed["cut"] = spare and nodes > 2 and len(living) - here >= 2
+        kinds = [kind for kind in self.kinds if allowed[kind]]
+        if not kinds:
+            return None
+        kind = self.draw.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
+        longest = {"stop": self.stop, "cut": CUT, "coordinator": ABSENT}.get(kind, 0.0)
+        fault = Fault(kind, time.time(), pid, node, self.draw.uniform(0.1, 1) * longest)
+        getattr(self, f"_{kind}")(job, fault)
+        return fault
+
+    def _after(self, fault: Fault, held: int, go_on: Callable[[], None]) -> None:
+        def both() -> None:
+            self.hit.discard(held)
+            go_on()
+
+        self.hit.add(held)
+        self.later.append((fault.at + fault.seconds, both))
+
+    def _kill(self, _: Job, fault: Fault) -> None:
+        send(fault.pid, signal.SIGKILL)
+
+    def _stop(self, _: Job, fault: Fault) -> None:
+        send(fault.pid, signal.SIGSTOP)
+        self._after(fault, fault.pid, lambda: send(fault.pid, signal.SIGCONT))
+
+    def _agent(self, _: Job, fault: Fault) -> None:
+        send(parent(fault.pid), signal.SIGKILL)
+
+    def _cut(self, job: Job, fault: Fault) -> None:
+        assert isinstance(job, Hosts)
+        relay = job.relays[fault.node]
+        relay.whole.clear()
+        self._after(fault, -1 - fault.node, relay.whole.set)
+
+    def _coordinator(self, job: Job, fault: Fault) -> None:
+        assert isinstance(job, Hosts)
+        fault.pid, fault.node = 0, -1
+        job.coordinator.kill()
+        job.coordinator.wait()
+        self._after(fault, COORDINATOR, job.coordinate)
 
 
 # ---- audit
 
 
-def audit(found: Run, ranks: int) -> tuple[int, int]:
-    """Checks the records; (samples that they have too many, samples trained again)."""
-    epochs, views = {}, {}
+def audit(found: Run, ranks: int, hosts: bool = False) -> tuple[int, int]:
+    """Checks the samples of each whole epoch; (those that the records have too many, those trained again)."""
+    views = found.views().values()
+    records = {one["epoch"]: one["samples"] for rank in found.ranks for one in rank.of("epoch")}
+    steps = dict.fromkeys(records, 0)
     for rank in found.ranks:
-        epochs |= {one["epoch"]: one for one in rank.of("epoch")}
-        views |= {one["view"]: one for one in rank.of("view")}
-    size, more = 10_000, 0
-    for epoch in epochs.values():
-        changes = sum(one["epoch"] == epoch["epoch"] for one in views.values())
-        if not size <= epoch["samples"] <= size + changes * (ranks - 1):
-            raise SystemExit(f"epoch {epoch['epoch']}: {epoch['samples']} samples of {size}")
-        more += epoch["samples"] - size
-    return more, sum(one["trained_again"] for one in views.values())
+        for one in rank.of("step"):
+            if one["epoch"] in steps:
+                steps[one["epoch"]] += one["samples"]
+    more = 0
+    for epoch, record in records.items():
+        changes = [one for one in views if one["epoch"] == epoch]
+        again = sum(one["trained_again"] for one in changes)
+        unwritten = BATCH * sum(len(one["died"]) for one in changes)
+        most = SAMPLES + len(changes) * (ranks - 1)
+        # The record lacks the samples of a host whose ranks have all died.
+        if record > most or (record < SAMPLES and not (hosts and unwritten)):
+            raise SystemExit(f"epoch {epoch}: {record} samples of {SAMPLES} in the record")
+        if not SAMPLES - unwritten <= steps[epoch] - again <= most:
+            raise SystemExit(f"epoch {epoch}: {steps[epoch]} samples of {SAMPLES} in steps, {again} trained again")
+        more += max(record - SAMPLES, 0)
+    return more, sum(one["trained_again"] for one in views)
 
 
 def of_living(found: Run, rates: dict[int, float]) -> float:
-    """Samples that as many living ranks train without faults."""
-    return sum(seconds * rates.get(living, 0.0) for seconds, living in found.living())
+    """Samples that as many living ranks train without faults; other numbers of ranks at the rate of the next one."""
+
+    def rate(living: int) -> float:
+        nearest = min(rates, key=lambda n: abs(n - living))
+        return rates[nearest] * living / nearest
+
+    return sum(seconds * rate(living) for seconds, living in found.living())
+
+
+def standstill(found: Run) -> dict[str, list[float]]:
+    """By kind of fault: seconds that ranks stand still, in the mean of those not hit, until the next fault."""
+    times = [(rank, [one["at"] for one in rank.of("step")]) for rank in found.ranks]
+    waits: dict[str, list[float]] = {}
+    for i, fault in enumerate(found.faults):
+        end = found.faults[i + 1].at if i + 1 < len(found.faults) else found.end
+        lost = []
+        for rank, steps in times:
+            first, last = bisect.bisect_left(steps, fault.at), bisect.bisect_right(steps, end)
+            if rank.pid == fault.pid or first == 0 or last - first < 2:
+                continue
+            gaps = [steps[k] - steps[k - 1] for k in range(first, last)]
+            usual = statistics.median(gaps)
+            lost.append(sum(gap - usual for gap in gaps if gap > 2 * usual))
+        if lost:
+            waits.setdefault(fault.kind, []).append(statistics.mean(lost))
+    return waits
 
 
 # ---- picture
 
-TRAINS, CHANGES, STOPPED, STARTS = (drawing.colour(i) for i in (0, 1, 4, 5))
+TRAINS, CHANGES, CUT_OFF, STOPPED, STARTS = (drawing.colour(i) for i in (0, 1, 3, 4, 5))
 
 
-def rows(found: Run) -> list[list[Rank]]:
-    """Processes by row: a newcomer takes the first one whose rank has ended."""
-    made: list[list[Rank]] = []
+def rows(found: Run) -> dict[tuple[int, int], list[Rank]]:
+    """Processes by their node and place there."""
+    made: dict[tuple[int, int], list[Rank]] = {}
     for rank in found.ranks:
-        free = [row for row in made if row[-1].end < rank.events[0]["at"]]
-        if free:
-            free[0].append(rank)
-        else:
-            made.append([rank])
-    return made
+        made.setdefault((rank.node, rank.place), []).append(rank)
+    return dict(sorted(made.items()))
 
 
 def at_work(steps: list[float]) -> Iterator[tuple[float, float]]:
@@ -297,40 +511,65 @@ def losses(found: Run, parts: int = 100) -> tuple[list[float], list[float]]:
     return [(part + 0.5) * width for part in kept], [sums[part][0] / sums[part][1] for part in kept]
 
 
-def draw(found: Run, quiet: Run, title: str, path: str) -> None:
-    made = rows(found)
-    figure, (top, bottom) = drawing.panels(8.5, 2.6 + 0.26 * len(made), rows=2)
-    top.get_gridspec().set_height_ratios([0.3 * len(made) + 0.4, 1.5])
-    least = (found.end - found.begin) / 250  # so that a short change is seen
+class Rows:
+    """The upper panel."""
 
-    def bar(row: int, begin: float, end: float, colour: str, alpha: float = 1.0) -> None:
-        begin, end = max(begin, found.begin), min(end, found.end)
+    def __init__(self, axes: Any, found: Run) -> None:
+        self.axes, self.found = axes, found
+        self.made = rows(found)
+        self.least = (found.end - found.begin) / 500  # so that a short change is seen
+
+    def bar(self, row: int, begin: float, end: float, colour: str, alpha: float = 1.0) -> None:
+        begin, end = max(begin, self.found.begin), min(end, self.found.end)
         if end > begin:
-            top.broken_barh([(begin - found.begin, end - begin)], (row - 0.38, 0.76), color=colour, alpha=alpha, lw=0)
+            at = [(begin - self.found.begin, end - begin)]
+            self.axes.broken_barh(at, (row - 0.38, 0.76), color=colour, alpha=alpha, lw=0)
 
-    for row, lives in enumerate(made):
-        bar(row, found.begin, found.end, drawing.INK, 0.15)
-        for rank in lives:
+    def lives(self, row: int, ranks: list[Rank]) -> None:
+        self.bar(row, self.found.begin, self.found.end, drawing.INK, 0.15)
+        for rank in ranks:
             first, last = rank.trains()
-            bar(row, rank.events[0]["at"], first, STARTS)
-            bar(row, first, last, TRAINS, 0.3)
+            self.bar(row, rank.events[0]["at"], first, STARTS)
+            self.bar(row, first, last, TRAINS, 0.3)
             for begin, end in at_work([one["at"] for one in rank.of("step")]):
-                bar(row, begin, end, TRAINS, 0.65)
-            for fault in found.faults:
-                if fault.pid == rank.pid and fault.kind == "stop":
-                    bar(row, fault.at, min(fault.at + fault.seconds, max(last, fault.at + least)), STOPPED)
+                self.bar(row, begin, end, TRAINS, 0.65)
             for one in rank.of("view"):
-                bar(row, one["at"] - max(one["seconds"], least), one["at"], CHANGES)
-    kills = [(row, rank) for row, lives in enumerate(made) for rank in lives if rank.end < found.end - 0.5]
-    top.scatter([rank.end - found.begin for _, rank in kills], [row for row, _ in kills], marker="x", s=28,
-                color=drawing.INK, zorder=3)  # fmt: skip
-    shown = {"trains": (TRAINS, 0.8), "waits": (TRAINS, 0.3), "changes its view": (CHANGES, 1.0)}
-    shown |= {"stopped": (STOPPED, 1.0), "starts": (STARTS, 1.0), "dead": (drawing.INK, 0.15)}
-    for name, (colour, alpha) in shown.items():
-        if name != "starts" or len(found.ranks) > len(made):
-            top.bar([0], [0], color=colour, alpha=alpha, label=name)
-    drawing.legend(top)
-    top.set(yticks=range(len(made)), ylabel="rank", xlim=(0, found.end - found.begin), ylim=(len(made) - 0.5, -0.5))
+                self.bar(row, one["at"] - max(one["seconds"], self.least), one["at"], CHANGES)
+            for fault in self.found.faults:
+                until = max(min(fault.at + fault.seconds, last), fault.at + self.least)
+                if fault.pid == rank.pid and fault.kind == "stop":
+                    self.bar(row, fault.at, until, STOPPED)
+                if fault.node == rank.node and fault.kind == "cut" and first < fault.at < last:
+                    self.bar(row, fault.at, until, CUT_OFF)
+
+    def draw(self) -> None:
+        found, names = self.found, []
+        for row, ((node, place), ranks) in enumerate(self.made.items()):
+            self.lives(row, ranks)
+            names.append(f"{node}.{place}" if len({node for node, _ in self.made}) > 1 else f"{place}")
+            ends = [rank.end - found.begin for rank in ranks if rank.end < found.end - 0.5]
+            self.axes.scatter(ends, [row] * len(ends), marker="x", s=22, color=drawing.INK, zorder=3)
+        killed = [one for one in found.faults if one.kind == "coordinator"]
+        for fault in killed:
+            self.bar(len(names), fault.at, max(fault.at + fault.seconds, fault.at + self.least), drawing.INK)
+        names += ["coordinator"] if killed else []
+        shown = {"trains": (TRAINS, 0.8), "waits": (TRAINS, 0.3), "changes its view": (CHANGES, 1.0)}
+        shown |= {"stopped": (STOPPED, 1.0)} if any(one.kind == "stop" for one in found.faults) else {}
+        shown |= {"cut off": (CUT_OFF, 1.0)} if any(one.kind == "cut" for one in found.faults) else {}
+        shown |= {"starts": (STARTS, 1.0)} if len(found.ranks) > len(self.made) else {}
+        for name, (colour, alpha) in {**shown, "dead": (drawing.INK, 0.15)}.items():
+            self.axes.bar([0], [0], color=colour, alpha=alpha, label=name)
+        drawing.legend(self.axes)
+        label = "node.rank" if any("." in name for name in names) else "place of a rank"
+        self.axes.set(yticks=range(len(names)), yticklabels=names, ylabel=label)
+        self.axes.set(xlim=(0, found.end - found.begin), ylim=(len(names) - 0.5, -0.5))
+
+
+def draw(found: Run, quiet: Run, title: str, path: str) -> None:
+    count = len(rows(found))
+    figure, (top, bottom) = drawing.panels(8.5, 2.8 + 0.26 * count, rows=2)
+    top.get_gridspec().set_height_ratios([0.3 * count + 0.4, 1.5])
+    Rows(top, found).draw()
     for one, name, colour, style in ((quiet, "no faults", drawing.INK, "--"), (found, "faults", TRAINS, "-")):
         bottom.plot(*losses(one), style, color=colour, lw=1.4, label=name)
     bottom.set(xlabel="seconds", ylabel="loss", xlim=(0, found.end - found.begin))
@@ -343,41 +582,102 @@ def draw(found: Run, quiet: Run, title: str, path: str) -> None:
         whole.quantize(64, method=Image.Quantize.FASTOCTREE).save(path, optimize=True)
 
 
+# ---- the whole
+
+
+def options(arguments: argparse.Namespace) -> tuple[list[str], bool]:
+    """Options of the ranks' command; are the dead replaced?"""
+    own = ["--stopped", str(arguments.stopped)]
+    own += ["--lease", str(arguments.lease)] if arguments.nodes > 1 else []
+    respawn = ["--respawn", str(2 * arguments.faults)]
+    hosts = ["--coordinator", "a:1", "--nodes", "2", "--node", "0"] if arguments.nodes > 1 else []
+    asked = [*RUN, *own, *respawn, *hosts, "-n", "2", "--print", "train"]
+    secret = {"GOSSIPGRAD_SECRET": 64 * "0"}
+    respawns = subprocess.run(asked, capture_output=True, env={**os.environ, **secret}).returncode == 0
+    return own + respawn * respawns, respawns
+
+
+def job(ranks: int, arguments: argparse.Namespace, own: list[str]) -> Job:
+    if arguments.nodes > 1:
+        return Hosts(ranks, arguments.pause, own, min(arguments.nodes, ranks))
+    return Job(ranks, arguments.pause, own)
+
+
+def with_reference(arguments: argparse.Namespace, chaos: Chaos, own: list[str]) -> tuple[Run, Run]:
+    """The run, and the one without faults."""
+    ranks = arguments.ranks
+    quiet_options = own[: own.index("--respawn")] if "--respawn" in own else own
+    if arguments.reference == "after":
+        found = job(ranks, arguments, own).run(chaos)
+        return found, job(ranks, arguments, quiet_options).run(wait(found.end - found.begin))
+    over, begun = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(job(ranks, arguments, quiet_options).run, until(over, begun))
+        while not begun.wait(0.1) and not beside.done():
+            pass
+        try:
+            found = job(ranks, arguments, own).run(chaos)
+        finally:
+            over.set()
+        return found, beside.result()
+
+
+def rates_of(arguments: argparse.Namespace, found: Run, quiet: Run, own: list[str]) -> dict[int, float]:
+    """Samples a second without faults, by the number of ranks."""
+    begin, end = max(found.begin, quiet.begin), min(found.end, quiet.end)
+    if end <= begin:  # one after the other
+        begin, end = quiet.begin, quiet.end
+    whole = dataclasses.replace(quiet, begin=begin, end=end).trained() / (end - begin)
+    times: dict[int, float] = {}
+    for seconds, living in found.living():
+        times[living] = times.get(living, 0.0) + seconds
+    wanted = [n for n, seconds in times.items() if 0 < n < arguments.ranks and seconds > SHARE * sum(times.values())]
+    alone = {}
+    for living in sorted([*wanted, *([arguments.ranks] if wanted else [])]):
+        one = job(living, arguments, own[: own.index("--respawn")] if "--respawn" in own else own)
+        one_run = one.run(wait(arguments.fewer))
+        alone[living] = one_run.trained() / (one_run.end - one_run.begin)
+    # The runs of fewer ranks are made alone: their rate counts beside that of all ranks alone.
+    return {n: whole * rate / alone[arguments.ranks] for n, rate in alone.items()} | {arguments.ranks: whole}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--faults", type=int, default=62)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kills", type=float, default=0.7, help="share of kills among the faults")
-    parser.add_argument("--pause", type=float, default=0.03, help="seconds a step that a rank waits")
-    parser.add_argument("--stop", type=float, default=1.0, help="greatest seconds of a SIGSTOP")
+    parser.add_argument("--kinds", nargs="+", choices=WEIGHTS, help="of faults (default: all that can happen)")
+    parser.add_argument("--pause", type=float, default=0.05, help="seconds a step that a rank waits")
+    parser.add_argument("--stop", type=float, default=3.0, help="greatest seconds of a SIGSTOP")
     parser.add_argument("--stopped", type=float, default=2.0, help="seconds after which a stopped rank is killed")
-    parser.add_argument("--reference", type=float, default=4.0, help="seconds of a run without faults on fewer ranks")
+    parser.add_argument("--lease", type=float, default=1.0, help="of the agents, in seconds")
+    parser.add_argument("--reference", choices=["beside", "after"], default="beside", help="the run without faults")
+    parser.add_argument("--fewer", type=float, default=10.0, help="seconds of a run without faults on fewer ranks")
     parser.add_argument("--picture")
     arguments = parser.parse_args()
-    options, respawns = ["--survive"], has_option("--respawn")
-    if respawns:
-        options += ["--respawn", str(arguments.faults)]
-    if has_option("--stopped"):
-        options += ["--stopped", str(arguments.stopped)]
-    found = run(arguments.ranks, options, arguments.pause, chaos(arguments, respawns))
-    more, again = audit(found, arguments.ranks)
-    quiet = run(arguments.ranks, ["--survive"], arguments.pause, wait(found.end - found.begin))
-    rates = {arguments.ranks: quiet.trained() / (quiet.end - quiet.begin)}
-    for living in sorted({n for _, n in found.living()} - {0, arguments.ranks}):
-        one = run(living, ["--survive"], arguments.pause, wait(arguments.reference))
-        rates[living] = one.trained() / (one.end - one.begin)
+    possible = [kind for kind in WEIGHTS if arguments.nodes > 1 or kind in ("kill", "stop")]
+    arguments.kinds = arguments.kinds or possible
+    if not set(arguments.kinds) <= set(possible):
+        parser.error(f"--kinds: allowed with --nodes {arguments.nodes}: {', '.join(possible)}")
+    own, respawns = options(arguments)
+    found, quiet = with_reference(arguments, Chaos(arguments, respawns), own)
+    more, again = audit(found, arguments.ranks, arguments.nodes > 1)
+    rates = rates_of(arguments, found, quiet, own)
     share = found.trained() / of_living(found, rates)
-    kills = sum(one.kind == "kill" for one in found.faults)
+    counts = [f"{sum(one.kind == kind for one in found.faults)} {NAMES[kind]}" for kind in arguments.kinds]
     text = (
-        f"{arguments.ranks} ranks, {found.end - found.begin:.0f} s: {kills} kills, {len(found.faults) - kills} "
-        f"stops of up to {arguments.stop:g} s; {100 * share:.1f} % of the samples that as many living ranks train "
-        f"without faults; {again} trained again"
+        f"{arguments.ranks} ranks, {found.end - found.begin:.0f} s: {', '.join(counts)}; {100 * share:.1f} % of the "
+        f"samples that as many living ranks train without faults; {again} trained again"
     )
     print(text)
     print(f"trained {found.trained()}, in the records {more} more than the epochs have; samples a second, by ranks:")
     print({living: round(rate) for living, rate in sorted(rates.items())})
+    total = found.end - found.begin
+    for kind, waits in standstill(found).items():
+        print(f"{kind}: others stand still for {statistics.mean(waits):.2f} s each, {max(waits):.2f} at most, "
+              f"{100 * sum(waits) / total:.2f} % of the time")  # fmt: skip
     if arguments.picture:
         draw(found, quiet, text, arguments.picture)
 

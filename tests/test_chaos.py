@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from pathlib import Path
 
@@ -24,32 +25,59 @@ def chaos(monkeypatch):
 
 def rank(chaos, identity, begin, first, last, *others):
     """A step of 10 samples a second."""
-    steps = [{"kind": "step", "at": at, "samples": 10, "loss": 1.0 + identity} for at in range(first, last + 1)]
+    step = {"kind": "step", "epoch": 1, "samples": 10, "loss": 1.0 + identity}
+    steps = [{"at": at, **step} for at in range(first, last + 1)]
     events = [{"kind": "begin", "at": begin}, *steps, *others]
-    return chaos.Rank(identity, 100 + identity, events, float(last))
+    return chaos.Rank(0, identity % 2, identity, 100 + identity, events, float(last))
 
 
-VIEW = {"kind": "view", "at": 5, "view": 1, "epoch": 1, "seconds": 0.1, "trained_again": 20}
+VIEW = {"kind": "view", "at": 5, "view": 1, "epoch": 1, "seconds": 0.1, "trained_again": 20, "died": [1]}
 
 
 def found(chaos, samples):
+    """Ranks 0 and 1, which dies at 5; in its place rank 3."""
     epoch = {"kind": "epoch", "at": 9, "epoch": 1, "samples": samples, "ranks": 1}
-    ranks = [rank(chaos, 0, 0, 1, 10, VIEW, epoch), rank(chaos, 1, 0, 1, 5), rank(chaos, 2, 6, 8, 10)]
-    return chaos.Run(ranks, [chaos.Fault("kill", 5.0, 101), chaos.Fault("stop", 2.0, 100, 0.5)], 1.0, 10.0)
+    ranks = [rank(chaos, 0, 0, 1, 10, VIEW, epoch), rank(chaos, 1, 0, 1, 5), rank(chaos, 3, 6, 8, 10)]
+    faults = [chaos.Fault("kill", 5.0, 101), chaos.Fault("stop", 7.5, 103, seconds=0.5)]
+    return chaos.Run(ranks, faults, 1.0, 10.0)
 
 
 def test_what_ranks_wrote_down(chaos, tmp_path):
-    one = found(chaos, 10_001)
+    one = found(chaos, 161)
     assert list(one.living()) == [(4.0, 2), (3.0, 1), (2.0, 2)]
-    assert one.trained() == 10 * (10 + 5 + 3)
+    assert one.trained() == 10 * (10 + 5 + 3) - 20
     assert chaos.of_living(one, {1: 10.0, 2: 20.0}) == 4 * 20 + 3 * 10 + 2 * 20
-    assert [[own.identity for own in row] for row in chaos.rows(one)] == [[0], [1, 2]]
-    assert chaos.audit(one, 2) == (1, 20)
-    with pytest.raises(SystemExit, match="epoch 1: 9999 samples of 10000"):
-        chaos.audit(found(chaos, 9_999), 2)
-    with pytest.raises(SystemExit, match="10002 samples"):
-        chaos.audit(found(chaos, 10_002), 2)
+    assert chaos.of_living(one, {2: 20.0}) == 4 * 20 + 3 * 10 + 2 * 20
+    rows = {place: [own.identity for own in row] for place, row in chaos.rows(one).items()}
+    assert rows == {(0, 0): [0], (0, 1): [1, 3]}
     assert list(chaos.at_work([1.0, 2.0, 3.0, 9.0, 10.0])) == [(1.0, 3.0), (9.0, 10.0)]
-    assert chaos.losses(one, 1) == ([4.5], [pytest.approx((10 * 1 + 5 * 2 + 3 * 3) / 18)])
+    assert chaos.losses(one, 1) == ([4.5], [pytest.approx((10 * 1 + 5 * 2 + 3 * 4) / 18)])
     chaos.draw(one, one, "title", str(tmp_path / "chaos.png"))
     assert (tmp_path / "chaos.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("size", "record", "hosts", "error"),
+    [
+        (160, 161, False, None),  # 180 in steps, 20 of them trained again
+        (176, 176, False, None),  # the last step of the dead rank is not written down
+        (160, 159, False, "epoch 1: 159 samples of 160 in the record"),
+        (160, 159, True, None),  # a host died whole
+        (160, 162, False, "epoch 1: 162 samples of 160 in the record"),
+        (177, 177, False, "epoch 1: 180 samples of 177 in steps, 20 trained again"),
+        (158, 158, False, "epoch 1: 180 samples of 158 in steps, 20 trained again"),
+    ],
+)
+def test_each_sample_counts_once(size, record, hosts, error, chaos, monkeypatch):
+    monkeypatch.setattr(chaos, "SAMPLES", size)
+    with pytest.raises(SystemExit, match=error) if error else contextlib.nullcontext():
+        assert chaos.audit(found(chaos, record), 2, hosts) == (max(record - size, 0), 20)
+
+
+def test_others_stand_still(chaos):
+    """Rank 0 makes a step a second, and one of 4 s after the kill."""
+    one = found(chaos, 160)
+    steps = one.ranks[0].of("step")
+    one.ranks[0].events = [step for step in steps if step["at"] not in (6, 7, 8)]
+    one.faults = one.faults[:1]
+    assert chaos.standstill(one) == {"kill": [3.0]}
