@@ -277,10 +277,18 @@ class Relay:
             try:
                 other = socket.create_connection(("127.0.0.1", self.target))
             except OSError:
-                one.close()
+                self._refuse(one)
                 continue
             for pair in ((one, other), (other, one)):
                 threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    def _refuse(self, one: socket.socket) -> None:
+        """Ends the connection as a process does that has read everything: no error reaches the agent."""
+        one.settimeout(1.0)
+        with one, contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_WR)
+            while one.recv(65536):
+                pass
 
     def _carry(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -346,7 +354,7 @@ class Chaos:
     def __init__(self, arguments: argparse.Namespace, respawns: bool) -> None:
         self.draw = random.Random(arguments.seed)
         self.seconds, self.respawns, self.stop = 60 * arguments.minutes, respawns, arguments.stop
-        self.kinds, self.lease = arguments.kinds, arguments.lease
+        self.kinds, self.lease, self.stopped = arguments.kinds, arguments.lease, arguments.stopped
         self.plan = sorted(self.draw.uniform(BEFORE, BEHIND) * self.seconds for _ in range(arguments.faults))
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.hit: set[int] = set()  # processes, and -1 - node, that a fault still holds
@@ -377,13 +385,17 @@ class Chaos:
         here = sum(one[0] == node for one in living)
         lost = job.ranks - len(living)
         spare = self.respawns or lost <= (job.ranks - 2) * share
-        allowed = {"stop": True, "kill": spare and len(living) > 2, "coordinator": COORDINATOR not in self.hit}
-        allowed["agent"] = allowed["cut"] = spare and nodes > 2 and len(living) - here >= 2
-        kinds = [kind for kind in self.kinds if allowed[kind]]
+        one_less, node_less = spare and len(living) > 2, spare and nodes > 2 and len(living) - here >= 2
+        allowed = {"kill": one_less, "agent": node_less, "coordinator": COORDINATOR not in self.hit}
+        kinds = [kind for kind in self.kinds if allowed.get(kind, True)]
         if not kinds:
             return None
         kind = self.draw.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
         longest = {"stop": self.stop, "cut": CUT, "coordinator": ABSENT}.get(kind, 0.0)
+        if kind == "stop" and not one_less:  # so short that nobody dies
+            longest = min(longest, 0.8 * self.stopped)
+        if kind == "cut" and not node_less:
+            longest = min(longest, 0.4 * self.lease)
         fault = Fault(kind, time.time(), pid, node, self.draw.uniform(0.1, 1) * longest)
         getattr(self, f"_{kind}")(job, fault)
         return fault
@@ -631,7 +643,11 @@ def rates_of(arguments: argparse.Namespace, found: Run, quiet: Run, own: list[st
     times: dict[int, float] = {}
     for seconds, living in found.living():
         times[living] = times.get(living, 0.0) + seconds
-    wanted = [n for n, seconds in times.items() if 0 < n < arguments.ranks and seconds > SHARE * sum(times.values())]
+    wanted = [
+        n
+        for n, seconds in times.items()
+        if 0 < n < arguments.ranks and seconds > SHARE * sum(times.values()) and arguments.fewer
+    ]
     alone = {}
     for living in sorted([*wanted, *([arguments.ranks] if wanted else [])]):
         one = job(living, arguments, own[: own.index("--respawn")] if "--respawn" in own else own)
@@ -654,7 +670,7 @@ def main() -> None:
     parser.add_argument("--stopped", type=float, default=2.0, help="seconds after which a stopped rank is killed")
     parser.add_argument("--lease", type=float, default=1.0, help="of the agents, in seconds")
     parser.add_argument("--reference", choices=["beside", "after"], default="beside", help="the run without faults")
-    parser.add_argument("--fewer", type=float, default=10.0, help="seconds of a run without faults on fewer ranks")
+    parser.add_argument("--fewer", type=float, default=10.0, help="seconds of a run on fewer ranks; 0: none")
     parser.add_argument("--picture")
     arguments = parser.parse_args()
     possible = [kind for kind in WEIGHTS if arguments.nodes > 1 or kind in ("kill", "stop")]
