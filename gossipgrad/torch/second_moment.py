@@ -43,7 +43,9 @@ def correct(optimizer: Any, ranks: int) -> None:
             part = (1 - beta2) / beta2
             square, share = gradient * gradient, _share(beta1, ranks, updates)
             wanted = state["exp_avg_sq"].add_(moment.mul_(moment).sub_(square), alpha=part * (1 - share))
-            least = square.mul_(-part * (1 - 4 * torch.finfo(square.dtype).eps))  # rounding makes no root of -1e-20
+            # Rounding makes no root of -1e-20, also where squares lose digits (below 1e-31 in float32).
+            number = torch.finfo(square.dtype)
+            least = square.sub_(number.tiny / number.eps).clamp_(min=0).mul_(-part * (1 - 4 * number.eps))
             torch.maximum(wanted, least, out=wanted)
 
 
