@@ -2,30 +2,34 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "comm/agreement.h"
 #include "exchange/peers_private.h"
 #include "exchange/rebuild.h"
 
 typedef struct change {
+    gg_agreement agreement;
     gg_peers *peers;
-    int first; /* rank of the first local one in the former view */
-    const int *dead;
-    int deaths;
-    int64_t *received; /* deaths of each local rank */
     gg_exchange_costs costs;
 } change;
 
-static bool is_dead(const change *c, int rank) {
-    for (int i = 0; i < c->deaths; ++i)
-        if (c->dead[i] == rank) return true;
-    return false;
+/* Before any rank runs, because ranks that fail in a run stay failed. */
+static gg_status check_living(void *context) {
+    const change *c = context;
+    for (int i = 0; i < c->peers->local; ++i)
+        if (!gg_agreement_is_dead(&c->agreement, c->agreement.first + i) && gg_exchange_failed(c->peers->exchange[i]))
+            return gg_fail(GG_ERROR_STATE, "change of the view: rank %d has failed in the middle of a step",
+                           c->agreement.first + i);
+    return GG_OK;
 }
 
-static gg_status settle_living(void *context, int local) {
+static gg_status settle(void *context, int local) {
     const change *c = context;
-    GG_TRY(gg_peers_settle(c->peers, local));
-    for (int i = 0; i < c->deaths; ++i)
-        c->received[local * c->deaths + i] = gg_exchange_received(c->peers->exchange[local], c->dead[i]);
-    return GG_OK;
+    return gg_peers_settle(c->peers, local);
+}
+
+static int64_t received(void *context, int local, int dead) {
+    const change *c = context;
+    return gg_exchange_received(c->peers->exchange[local], dead);
 }
 
 static gg_status regroup(void *context, int local) {
@@ -39,25 +43,11 @@ static gg_status regroup(void *context, int local) {
     return status;
 }
 
-/* Settles and reports. *again: more ranks have died since. */
-static gg_status tell_received(change *c, bool *changes, bool *again) {
-    gg_peers *p = c->peers;
-    const int64_t step = gg_peers_steps(p);
+/* Begins a run that ends at once, and tells how far a rank of its own process is. */
+static gg_status tell_step(const gg_peers *p, int64_t step) {
     bool stops;
-    *again = false;
     gg_team_view_begin(p->team, step);
-    if (p->local == 1) GG_TRY(gg_team_view_stops(p->team, 0, step, &stops)); /* tells how far the rank is */
-    GG_TRY(gg_team_view_changes(p->team, step, changes, &c->deaths, &c->dead));
-    if (!*changes) return GG_OK;
-    for (int i = 0; i < p->local; ++i)
-        if (!is_dead(c, c->first + i) && gg_exchange_failed(p->exchange[i]))
-            return gg_fail(GG_ERROR_STATE, "change of the view: rank %d has failed in the middle of a step",
-                           c->first + i);
-    GG_TRY(gg_team_run(p->team, settle_living, c));
-    for (int i = 0; i < p->local; ++i)
-        if (!is_dead(c, c->first + i))
-            GG_TRY(gg_team_report(p->team, i, c->deaths, c->received + (size_t)(i * c->deaths)));
-    return gg_team_await_view(p->team, c->deaths, again);
+    return p->local == 1 ? gg_team_view_stops(p->team, 0, step, &stops) : GG_OK;
 }
 
 /* Puts the exchanges of the local dead behind the others, which keep their order. */
@@ -65,7 +55,7 @@ static void bury_dead(const change *c, int *living) {
     gg_peers *p = c->peers;
     int place = 0, ranks = 0;
     for (int i = 0; i < p->local; ++i)
-        if (!is_dead(c, c->first + i)) living[place++] = i;
+        if (!gg_agreement_is_dead(&c->agreement, c->agreement.first + i)) living[place++] = i;
     for (int i = 0, next = 0; i < p->local; ++i) {
         if (next < place && living[next] == i) {
             gg_exchange *one = p->exchange[i];
@@ -74,25 +64,25 @@ static void bury_dead(const change *c, int *living) {
         }
     }
     for (int rank = 0; p->step_seconds != NULL && rank < gg_team_size(p->team); ++rank)
-        if (!is_dead(c, rank)) p->step_seconds[ranks++] = p->step_seconds[rank];
+        if (!gg_agreement_is_dead(&c->agreement, rank)) p->step_seconds[ranks++] = p->step_seconds[rank];
     p->buried += p->local - place;
     p->local = place;
 }
 
 gg_status gg_peers_change_view(gg_peers *p, bool *changed, int *living) {
     gg_status status = GG_OK;
-    change c = {.peers = p, .first = gg_team_rank(p->team)};
+    bool changes;
+    change c = {.peers = p,
+                .agreement = {.team = p->team, .begin = check_living, .settle = settle, .received = received}};
+    c.agreement.context = &c;
     double *forward = NULL;
     gg_link link;
     *changed = false;
     if (gg_team_view(p->team) == NULL) goto cleanup;
-    const size_t rows = (size_t)p->local * (size_t)gg_team_size(p->team);
-    GG_TRY_CLEANUP(gg_calloc(rows, sizeof *c.received, "received steps", &c.received));
-    for (bool again = true; again;) {
-        bool changes;
-        GG_TRY_CLEANUP(tell_received(&c, &changes, &again));
-        if (!changes) goto cleanup;
-    }
+    const int64_t step = gg_peers_steps(p);
+    GG_TRY_CLEANUP(tell_step(p, step));
+    GG_TRY_CLEANUP(gg_agree_on_view(&c.agreement, step, &changes));
+    if (!changes) goto cleanup;
     bury_dead(&c, living);
     GG_TRY_CLEANUP(gg_team_change_view(p->team));
     gg_exchange *first = p->exchange[0];
@@ -104,7 +94,6 @@ gg_status gg_peers_change_view(gg_peers *p, bool *changed, int *living) {
     gg_team_view_begin(p->team, gg_peers_steps(p));
     *changed = true;
 cleanup:
-    gg_free(c.received);
     gg_free(forward);
     return status;
 }

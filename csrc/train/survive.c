@@ -36,29 +36,38 @@ cleanup:
 
 /* ---- all local ranks ---- */
 
-static bool is_dead(const gg_trainer_change *c, int local) {
-    for (int i = 0; i < c->deaths; ++i)
-        if (c->dead[i] == c->first + local) return true;
-    return false;
-}
-
 static int first_living(const gg_trainer_change *c) {
     int local = 0;
-    while (is_dead(c, local)) ++local;
+    while (gg_agreement_is_dead(&c->agreement, c->agreement.first + local)) ++local;
     return local;
 }
 
-static gg_status settle_living(void *context, int local) {
+static double latest_clock(gg_trainer *t) {
+    double latest = 0;
+    for (int i = 0; i < t->local; ++i) {
+        const double now = gg_transport_now(gg_team_transport(t->team, i));
+        if (now > latest) latest = now;
+    }
+    return latest;
+}
+
+static gg_status begin(void *context) {
+    const gg_trainer_change *c = context;
+    c->out->begin = latest_clock(c->trainer);
+    return GG_OK;
+}
+
+static gg_status settle(void *context, int local) {
     const gg_trainer_change *c = context;
     gg_replica *replica = c->trainer->replica[local];
-    gg_exchange *x = gg_replica_exchange(replica);
-    const bool breaks = gg_exchange_breaks(x);
     replica->view_begin = gg_transport_now(replica->transport);
-    GG_TRY(breaks ? gg_replica_break(replica) : gg_replica_end_epoch(replica));
-    for (int i = 0; i < c->deaths; ++i)
-        c->received[local * c->deaths + i] =
-            breaks ? gg_exchange_state(x)->step - 1 : gg_exchange_received(x, c->dead[i]);
-    return GG_OK;
+    return c->breaks ? gg_replica_break(replica) : gg_replica_end_epoch(replica);
+}
+
+static int64_t received(void *context, int local, int dead) {
+    const gg_trainer_change *c = context;
+    gg_exchange *x = gg_replica_exchange(c->trainer->replica[local]);
+    return c->breaks ? gg_exchange_state(x)->step - 1 : gg_exchange_received(x, dead);
 }
 
 static gg_status hold(void *context, int local) {
@@ -83,8 +92,8 @@ static void count_samples(gg_trainer_change *c, const gg_replica *replica) {
     const gg_view *view = gg_team_view(c->trainer->team);
     if (gg_replica_epoch_steps(replica) == 0) return;
     gg_replica_read_by(replica, c->read);
-    for (int i = 0; i < c->deaths; ++i) {
-        const int dead = c->dead[i];
+    for (int i = 0; i < c->agreement.deaths; ++i) {
+        const int dead = c->agreement.dead[i];
         gg_replica_read_before(replica, gg_team_made(c->trainer->team, view->died[i]), c->scratch);
         const int64_t made = c->scratch[dead];
         gg_replica_read_before(replica, view->last[i] + 1, c->scratch);
@@ -137,7 +146,7 @@ static void inherit(gg_trainer_change *c, const gg_replica *replica) {
     gg_progress_counts sum = c->uncounted ? c->trainer->inherited : (gg_progress_counts){0};
     const int next = first_here(team, view->members, view->member, -1);
     const int former = first_here(team, view->dead, view->died, next);
-    for (int i = 0; i < c->deaths; ++i) {
+    for (int i = 0; i < c->agreement.deaths; ++i) {
         const gg_progress_counts more = counts_of_dead(c, replica, i);
         const gg_ledger_entry *last = gg_ledger_last(gg_team_ledger(team, view->died[i]));
         gg_progress_counts_add(&sum, &more);
@@ -153,34 +162,12 @@ static void inherit(gg_trainer_change *c, const gg_replica *replica) {
 static void remove_dead(const gg_trainer_change *c) {
     gg_trainer *t = c->trainer;
     for (int i = t->local - 1; i >= 0; --i) {
-        if (!is_dead(c, i)) continue;
+        if (!gg_agreement_is_dead(&c->agreement, c->agreement.first + i)) continue;
         const size_t behind = (size_t)(--t->local - i);
         gg_replica_destroy(t->replica[i]);
         gg_peers_remove(t->peers, i);
         memmove(&t->replica[i], &t->replica[i + 1], behind * sizeof *t->replica);
     }
-}
-
-static double latest_clock(gg_trainer *t) {
-    double latest = 0;
-    for (int i = 0; i < t->local; ++i) {
-        const double now = gg_transport_now(gg_team_transport(t->team, i));
-        if (now > latest) latest = now;
-    }
-    return latest;
-}
-
-/* Settles and reports. *again: more ranks have died since. */
-static gg_status tell_received(gg_trainer_change *c, bool *changes, bool *again) {
-    gg_trainer *t = c->trainer;
-    *again = false;
-    GG_TRY(gg_team_view_changes(t->team, gg_peers_steps(t->peers), changes, &c->deaths, &c->dead));
-    if (!*changes) return GG_OK;
-    c->out->begin = latest_clock(t);
-    GG_TRY(gg_team_run(t->team, settle_living, c));
-    for (int i = 0; i < t->local; ++i)
-        if (!is_dead(c, i)) GG_TRY(gg_team_report(t->team, i, c->deaths, c->received + (size_t)(i * c->deaths)));
-    return gg_team_await_view(t->team, c->deaths, again);
 }
 
 /* Adds the view's dead to the change's lists. */
@@ -211,69 +198,83 @@ cleanup:
     return status;
 }
 
-/* All living ranks have settled and reported: the next view is known. *changes: as of gg_team_view_changes. */
-static gg_status agree_on_view(gg_trainer_change *c, bool *changes) {
-    for (bool again = true; again;) {
-        GG_TRY(tell_received(c, changes, &again));
-        if (!*changes) return GG_OK;
-    }
+/* Agrees on the next view, and takes it. *whole: all its members stand at one step; false if another death has kept
+ * them from that. */
+static gg_status next_view(gg_trainer_change *c, bool *changes, bool *whole) {
+    gg_trainer *t = c->trainer;
+    *whole = !c->breaks;
+    GG_TRY(gg_agree_on_view(&c->agreement, gg_peers_steps(t->peers), changes));
+    if (!*changes) return GG_OK;
+    c->out->end = latest_clock(t);
+    c->first = t->replica[first_living(c)];
+    if (!c->breaks) count_samples(c, c->first);
+    inherit(c, c->first);
+    if (!c->breaks) GG_TRY(gg_team_run(t->team, hold, c));
+    remove_dead(c);
+    c->stay = t->local;
+    if (!c->breaks) GG_TRY(gg_trainer_add_newcomers(t));
+    GG_TRY(gg_team_change_view(t->team));
+    GG_TRY(list_dead(c));
+    return c->breaks ? gg_trainer_mend(t, whole) : GG_OK;
+}
+
+/* All members of the view stand at one step: each makes its exchange anew, newcomers take their state. */
+static gg_status go_on(gg_trainer_change *c) {
+    gg_status status = GG_OK;
+    gg_trainer *t = c->trainer;
+    double *forward = NULL;
+    gg_link link;
+    gg_trainer_place_seconds(t);
+    GG_TRY_CLEANUP(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), &forward, &c->costs));
+    GG_TRY_CLEANUP(gg_peers_link(t->peers, &gg_exchange_asked(gg_replica_exchange(c->first))->strategy,
+                                 gg_graph_arena_count(t->options.graph), &link, &c->costs.link));
+    GG_TRY_CLEANUP(gg_team_run(t->team, regroup, c));
+    for (int i = c->stay; i < t->local; ++i) GG_TRY_CLEANUP(gg_team_copied(t->team, i));
+    GG_TRY_CLEANUP(gg_team_await_whole(t->team, &c->out->whole));
+cleanup:
+    gg_free(forward);
+    return status;
+}
+
+static void change_free(gg_trainer_change *c) {
+    gg_free(c->read);
+    gg_free(c->scratch);
+    gg_free(c->former);
+}
+
+static gg_status change_begin(gg_trainer_change *c) {
+    gg_team *team = c->trainer->team;
+    const size_t ranks = (size_t)gg_team_size(team);
+    c->agreement = (gg_agreement){.team = team, .begin = begin, .settle = settle, .received = received, .context = c};
+    GG_TRY(gg_calloc(ranks, sizeof *c->read, "samples read", &c->read));
+    GG_TRY(gg_calloc(ranks, sizeof *c->scratch, "samples read", &c->scratch));
+    GG_TRY(gg_calloc(ranks, sizeof *c->former, "members", &c->former));
+    if (gg_team_view(team) != NULL) memcpy(c->former, gg_team_view(team)->member, ranks * sizeof *c->former);
     return GG_OK;
 }
 
 gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
     gg_status status = GG_OK;
-    gg_trainer_change c = {.trainer = t, .out = out, .first = gg_team_rank(t->team)};
-    double *forward = NULL;
-    gg_link link;
-    gg_replica *first = NULL;
+    gg_trainer_change c = {.trainer = t, .out = out, .breaks = gg_trainer_breaks(t)};
     *out = (gg_view_change){.changed = false};
-    const size_t former = (size_t)gg_team_size(t->team);
-    const bool breaks = gg_trainer_breaks(t);
-    gg_team_view_breaks(t->team, breaks);
+    gg_team_view_breaks(t->team, c.breaks);
     if (gg_trainer_broken(t)) GG_TRY_CLEANUP(gg_team_await_change(t->team, gg_peers_steps(t->peers)));
-    GG_TRY_CLEANUP(gg_calloc(former * former, sizeof *c.received, "received steps", &c.received));
-    GG_TRY_CLEANUP(gg_calloc(former, sizeof *c.read, "samples read", &c.read));
-    GG_TRY_CLEANUP(gg_calloc(former, sizeof *c.scratch, "samples read", &c.scratch));
-    GG_TRY_CLEANUP(gg_calloc(former, sizeof *c.former, "members", &c.former));
-    if (gg_team_view(t->team) != NULL) memcpy(c.former, gg_team_view(t->team)->member, former * sizeof *c.former);
+    GG_TRY_CLEANUP(change_begin(&c));
     for (bool whole = false, changes; !whole;) {
-        GG_TRY_CLEANUP(agree_on_view(&c, &changes));
+        GG_TRY_CLEANUP(next_view(&c, &changes, &whole));
         if (!changes) goto cleanup;
-        out->end = latest_clock(t);
-        first = t->replica[first_living(&c)];
-        if (!breaks) count_samples(&c, first);
-        inherit(&c, first);
-        if (!breaks) GG_TRY_CLEANUP(gg_team_run(t->team, hold, &c));
-        remove_dead(&c);
-        c.stay = t->local;
-        if (!breaks) GG_TRY_CLEANUP(gg_trainer_add_newcomers(t));
-        GG_TRY_CLEANUP(gg_team_change_view(t->team));
-        GG_TRY_CLEANUP(list_dead(&c));
-        whole = !breaks;
-        if (breaks) GG_TRY_CLEANUP(gg_trainer_mend(t, &whole));
         if (!whole) GG_TRY_CLEANUP(gg_team_await_change(t->team, gg_peers_steps(t->peers)));
-        c.first = gg_team_rank(t->team);
     }
-    out->step = gg_exchange_state(gg_replica_exchange(first))->step;
-    if (breaks) gg_replica_read_before(first, out->step, c.read); /* a step counts for all ranks, or for none */
-    if (breaks) GG_TRY_CLEANUP(gg_team_run(t->team, hold, &c));
-    gg_trainer_place_seconds(t);
-    GG_TRY_CLEANUP(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), &forward, &c.costs));
-    GG_TRY_CLEANUP(gg_peers_link(t->peers, &gg_exchange_asked(gg_replica_exchange(first))->strategy,
-                                 gg_graph_arena_count(t->options.graph), &link, &c.costs.link));
-    GG_TRY_CLEANUP(gg_team_run(t->team, regroup, &c));
-    for (int i = c.stay; i < t->local; ++i) GG_TRY_CLEANUP(gg_team_copied(t->team, i));
-    GG_TRY_CLEANUP(gg_team_await_whole(t->team, &out->whole));
+    out->step = gg_exchange_state(gg_replica_exchange(c.first))->step;
+    if (c.breaks) gg_replica_read_before(c.first, out->step, c.read); /* a step counts for all ranks, or for none */
+    if (c.breaks) GG_TRY_CLEANUP(gg_team_run(t->team, hold, &c));
+    GG_TRY_CLEANUP(go_on(&c));
     out->changed = true;
     out->view = gg_team_view(t->team);
-    out->next = gg_replica_next(first);
+    out->next = gg_replica_next(c.first);
     out->end = latest_clock(t);
 cleanup:
-    gg_free(c.received);
-    gg_free(c.read);
-    gg_free(c.scratch);
-    gg_free(c.former);
-    gg_free(forward);
+    change_free(&c);
     return status;
 }
 

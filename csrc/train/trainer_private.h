@@ -2,6 +2,7 @@
 #ifndef GG_TRAIN_TRAINER_PRIVATE_H
 #define GG_TRAIN_TRAINER_PRIVATE_H
 
+#include "comm/agreement.h"
 #include "train/newcomer.h"
 #include "train/trainer.h"
 
@@ -34,10 +35,9 @@ static inline void gg_trainer_place_seconds(gg_trainer *t) {
 /* A change of the view on all local ranks. */
 typedef struct gg_trainer_change {
     gg_trainer *trainer;
-    int first; /* rank of the first local one; numbers of the former view, as are the next */
-    const int *dead;
-    int deaths;
-    int64_t *received;       /* deaths of each local rank */
+    gg_agreement agreement;
+    bool breaks;             /* gg_trainer_breaks */
+    const gg_replica *first; /* local one that lives */
     int64_t *read, *scratch; /* one a rank of the former view */
     int *former;             /* identities of its members */
     int heir;       /* local rank that counts for the dead from here on; -1 means that another process has it */
