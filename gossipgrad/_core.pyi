@@ -520,7 +520,7 @@ class Exchange:
 
     # where ranks may die
     def check_survival(self) -> None:
-        """ValueError for a strategy that needs all ranks."""
+        """ValueError for a strategy that needs all ranks where the caller makes the steps; for a group that grows."""
     def change_view(self) -> dict[str, Any] | None:
         """Between two steps of all ranks: goes on without those that have died. None: the view does not change here.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pathlib
+import re
 import warnings
 
 import numpy as np
@@ -228,6 +230,30 @@ def test_refusals(tmp_path):
         gg.VirtualCluster(3, deaths={1: gg.Death(step=-1)})
     again = gg.VirtualCluster.from_settings(cluster.settings())
     assert again == cluster
+
+
+def goes_on(make, strategy) -> bool:
+    try:
+        make(strategy=strategy, comm=gg.VirtualCluster(3, deaths={1: 2}))
+    except ValueError as error:
+        assert f"not with the strategy {strategy.name}, which needs all ranks" in str(error)
+        return False
+    return True
+
+
+def test_the_page_names_the_strategies_that_go_on():
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "survival.md").read_text()
+    rows = {
+        key: re.findall(r"\w+", text.split(";")[0]) for key, text in re.findall(r"^\| (.+?) \| (.+) \|$", page, re.M)
+    }
+    found: dict[str, list[str]] = {"strategies": [], "in `fit` alone": [], "refused": []}
+    for strategy in (one() for one in gg.strategies.BY_NAME.values()):
+        loops = goes_on(lambda **options: gg.Exchange({"w": np.zeros(3)}, **options), strategy)
+        fit = goes_on(lambda **options: gg.Trainer(linear(), loss="mean_squared_error", **options), strategy)
+        assert fit or not loops
+        found["strategies" if loops else "in `fit` alone" if fit else "refused"].append(type(strategy).__name__)
+    for key, names in found.items():
+        assert sorted(names) == sorted(rows[key]), key
 
 
 def test_a_cluster_without_deaths_is_as_before():

@@ -58,6 +58,7 @@ gg_status gg_strategy_check(const gg_strategy_options *options, int ranks) {
 }
 
 static bool can_lose_ranks(const gg_strategy_type *type) { return type->needs_all != NULL; }
+static bool goes_on_in_loops(const gg_strategy_type *type) { return type->in_loops; }
 static bool takes_newcomers(const gg_strategy_type *type) { return type->newcomers; }
 
 /* The names of the strategies that can, with commas. */
@@ -69,13 +70,14 @@ static const char *names_of(bool (*can)(const gg_strategy_type *type), char *tex
     return text;
 }
 
-gg_status gg_strategy_check_survival(const gg_strategy_options *options) {
+gg_status gg_strategy_check_survival(const gg_strategy_options *options, bool in_loops) {
     const gg_strategy_type *type = types[options->kind];
+    bool (*can)(const gg_strategy_type *) = in_loops ? goes_on_in_loops : can_lose_ranks;
     char names[256];
-    if (!can_lose_ranks(type))
+    if (!can(type))
         return gg_fail(GG_ERROR_ARGUMENT,
                        "ranks that may die: not with the strategy %s, which needs all ranks; allowed: %s", type->name,
-                       names_of(can_lose_ranks, names, sizeof names));
+                       names_of(can, names, sizeof names));
     const char *option = type->needs_all(options);
     if (option == NULL) return GG_OK;
     return gg_fail(GG_ERROR_ARGUMENT, "ranks that may die: not with %s of the strategy %s", option, type->name);

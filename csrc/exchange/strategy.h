@@ -225,8 +225,9 @@ gg_status gg_strategy_check(const gg_strategy_options *options, int ranks);
 /* Checks the options: errors name the keyword and the allowed values. Creation is collective. */
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out);
 void gg_strategy_destroy(gg_strategy *strategy);
-/* GG_ERROR_ARGUMENT for a strategy that cannot go on without a rank that has died; names the option in the way. */
-gg_status gg_strategy_check_survival(const gg_strategy_options *options);
+/* GG_ERROR_ARGUMENT for a strategy that cannot go on without a rank that has died; names the option in the way.
+ * in_loops: where callers make the steps themselves. */
+gg_status gg_strategy_check_survival(const gg_strategy_options *options, bool in_loops);
 /* GG_ERROR_ARGUMENT for a strategy whose group no new rank can join. */
 gg_status gg_strategy_check_newcomers(const gg_strategy_options *options);
 /* The name on the command line, in reports and checkpoints. */

@@ -10,7 +10,7 @@ static PyObject *check_survival(PyObject *self, PyObject *unused) {
     if (gg_team_grows(x->team->team))
         return PyErr_Format(PyExc_ValueError, "joins= and --respawn: allowed for the fit of a gossipgrad.Trainer, not "
                                               "for gossipgrad.Exchange and wrapped modules");
-    return gg_py_done(gg_strategy_check_survival(&gg_exchange_asked(gg_peers_exchange(x->peers, 0))->strategy));
+    return gg_py_done(gg_strategy_check_survival(&gg_exchange_asked(gg_peers_exchange(x->peers, 0))->strategy, true));
 }
 
 /* Steps of the local ranks that live come first, in their new order; those of the dead follow. */

@@ -11,7 +11,7 @@
 /* ---- a replica ---- */
 
 gg_status gg_replica_check_regroup(const gg_replica *r) {
-    GG_TRY(gg_strategy_check_survival(&gg_exchange_asked(r->exchange)->strategy));
+    GG_TRY(gg_strategy_check_survival(&gg_exchange_asked(r->exchange)->strategy, false));
     return gg_batches_check_regroup(&r->data);
 }
 

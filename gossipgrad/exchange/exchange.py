@@ -16,7 +16,7 @@ from gossipgrad.errors import LARGEST, did_you_mean, integer, named_keywords, nu
 from gossipgrad.exchange import arrays as given_arrays
 from gossipgrad.exchange import state as saved_state
 from gossipgrad.exchange.arrays import Array, Arrays, Shapes
-from gossipgrad.exchange.survivor import Survivor, View, check_strategy, collective
+from gossipgrad.exchange.survivor import Survivor, View, collective
 from gossipgrad.launch import agreement, environment, surviving
 from gossipgrad.state import files, outputs, trace
 from gossipgrad.training import fingerprint, mixing, notices
@@ -288,7 +288,6 @@ class Exchange:
             cluster.refuse(comm, "Exchange", error)
         self._team = cluster.make_team(given, seconds, network, survives=True)
         with agreement.agreed(self._team, "Exchange") as one:
-            check_strategy(self.strategy, self._team)
             one.facts = {
                 "gossipgrad": environment.VERSION,
                 "arrays": {name: str(shape) for name, shape in self._shapes.items()},

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from gossipgrad import _core, strategies
+from gossipgrad import _core
 from gossipgrad.launch import agreement, stall, surviving
 
 if TYPE_CHECKING:
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# Strategies in which a rank needs single partners alone.
-_CAN = (
-    strategies.GossipGraD,
-    strategies.QuasiGlobal,
-    strategies.PullGossip,
-    strategies.PushGossip,
-    strategies.NoExchange,
-)
 
 
 @dataclass(frozen=True)
@@ -48,15 +39,6 @@ class View:
     rank: int
     size: int
     changes: tuple[Record, ...]
-
-
-def check_strategy(strategy: strategies.Strategy, team: _core.Team) -> None:
-    """ValueError if ranks may die, and the strategy needs all of them."""
-    if team.survives and not isinstance(strategy, _CAN):
-        raise ValueError(
-            f"ranks that may die: not with the strategy {strategy.name}, which needs all ranks; allowed: "
-            f"{', '.join(one.name for one in _CAN)}"
-        )
 
 
 class Survivor:

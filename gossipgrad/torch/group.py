@@ -16,7 +16,7 @@ from gossipgrad import _core, optim, strategies
 from gossipgrad.cluster import Network, VirtualCluster, links, machines, make_team, refuse, with_circumstances
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer, number
-from gossipgrad.exchange.survivor import Survivor, check_strategy
+from gossipgrad.exchange.survivor import Survivor
 from gossipgrad.launch import agreement, environment
 from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.schedules import Constant, Function
@@ -101,8 +101,6 @@ class Group:
         with agreement.agreed(self.team, CALL) as one:
             if self.strategy.workers(self.team.size) != self.team.size:
                 raise ValueError("dedicated=True: allowed: False; every process trains a module")
-            if not isinstance(self.strategy, strategies.Auto):
-                check_strategy(self.strategy, self.team)
             check_synchronised(modules[0], self.strategy, self.team.size, self.virtual is not None)
             one.facts = self._facts(modules[0], layers[0], optimizer, network, timeout) | {"batch_size": samples}
         if self.team.size > 1:
@@ -113,7 +111,6 @@ class Group:
         if isinstance(self.strategy, strategies.Auto) and samples is not None:
             how = samples, self.team.size, norm, machines(self.team, links_given)
             self.strategy, self.decision = strategies.choose(*how)
-            check_strategy(self.strategy, self.team)
         self.exchange = exchanged(self.strategy, self.compression, self.team, links_given)
         if samples is not None:
             self._few_samples(samples, norm, machines(self.team, links_given))

@@ -128,5 +128,6 @@ const gg_strategy_type gg_strategy_gossipgrad = {.name = "gossipgrad",
                                                  .modelled = gossipgrad_modelled,
                                                  .goes_on = gossipgrad_goes_on,
                                                  .needs_all = gossipgrad_needs_all,
+                                                 .in_loops = true,
                                                  .newcomers = true,
                                                  .partnered = true};

@@ -161,5 +161,6 @@ const gg_strategy_type gg_strategy_quasi_global = {.name = "quasi-global",
                                                    .create = quasi_create,
                                                    .cost = quasi_cost,
                                                    .needs_all = gg_strategy_needs_none,
+                                                   .in_loops = true,
                                                    .newcomers = true,
                                                    .partnered = true};
