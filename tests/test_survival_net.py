@@ -191,6 +191,42 @@ def test_sums_of_gradients(seed, survive):
     check_once(np.array(found["weights"]))
 
 
+STRATEGIES = [
+    "gg.GossipGraD()",
+    "gg.GossipGraD(staleness=1)",
+    "gg.GossipGraD(exchange='weights', slices=2)",
+    "gg.PullGossip()",
+    "gg.PushGossip(push_sum=True)",
+    "gg.NoExchange()",
+    "gg.AllReduce()",
+    "gg.LayerwiseAllReduce(chunk_bytes=256)",
+    "gg.PeriodicAllReduce(period=3)",
+    "gg.DiLoCo(period=5, fragments=2)",
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_random_moments(ranks, seed, survive):
+    """Any strategy, moment and kind of exit, often two at once or one in the change; half of the ranks die at most."""
+    draw = random.Random(1000 * ranks + seed)
+    dead = draw.sample(range(ranks), draw.randint(1, max(1, ranks // 2)))
+    moment = draw.uniform(0.005, 0.3)
+    deaths = []
+    for rank in dead:
+        phase = draw.choice(["view", "rates", "epoch_end 1", "epoch_begin 2", f"step {draw.randint(1, 60)}"])
+        at = draw.choice([moment, moment, draw.uniform(0.005, 0.3), phase])
+        deaths.append({"rank": rank, "at": at, "how": draw.choice(["kill", "kill", "segv", "3", "0"])})
+    if not any(one["at"] not in ("view", "rates") for one in deaths):
+        deaths[0]["at"] = moment  # else no view changes
+    found, _ = survive(
+        ranks, {"deaths": deaths, "strategy": draw.choice(STRATEGIES)}, *draw.choice([[], ["--nodes", "2"]])
+    )
+    assert found["epochs"] == 2 and found["size"] == ranks - len(died(found)) and set(died(found)) <= set(dead)
+    check(found, ranks, died(found))
+
+
 def test_two_at_once_and_one_in_the_change(survive):
     deaths = [{"rank": 0, "at": "step 8"}, {"rank": 3, "at": "step 8"}, {"rank": 1, "at": "view"}]
     found, _ = survive(4, {"deaths": deaths})
