@@ -387,6 +387,30 @@ static void garbage(gg_net *net, const job *j) {
     gg_transport_destroy(t);
 }
 
+/* Freed memory serves again where it is large enough; it is zero then. */
+static void check_recycling(gg_net *net, gg_transport *t) {
+    unsigned char *first = NULL, *second = NULL, *third = NULL;
+    size_t wrong = 0;
+    CHECK_OK(gg_message_alloc(t, 90000, "first", &first));
+    CHECK_OK(gg_message_alloc(t, 50000, "second", &second));
+    memset(first, 1, 90000);
+    const unsigned char *large = first, *small = second;
+    gg_message_recycle(t, true);
+    gg_message_free(t, first);
+    gg_message_free(t, second);
+    CHECK_OK(gg_message_alloc(t, 95000, "third", &third)); /* larger */
+    CHECK_OK(gg_message_alloc(t, 45000, "second", &second));
+    CHECK_OK(gg_message_alloc(t, 45000, "first", &first));
+    CHECK(third != large && second == small && first == large);
+    for (size_t b = 0; b < 45000; ++b) wrong += first[b] != 0;
+    CHECK_INT(wrong, 0);
+    gg_message_free(t, second);
+    gg_message_recycle(t, false); /* what is held is freed */
+    gg_message_free(t, third);
+    gg_message_free(t, first);
+    CHECK(net->blocks == NULL);
+}
+
 /* Blocks of any sizes, freed in another order; each is zero at its begin. */
 static void memory(gg_net *net, const job *j) {
     enum { BLOCKS = 24 };
@@ -412,6 +436,7 @@ static void memory(gg_net *net, const job *j) {
     CHECK_OK(gg_message_alloc(t, j->heap + 1, "larger than the heap", &large));
     CHECK(net->blocks == NULL && large != NULL);
     gg_message_free(t, large);
+    check_recycling(net, t);
     gg_transport_destroy(t);
 }
 

@@ -78,14 +78,46 @@ void gg_net_memory_close(gg_net *net) {
 
 /* ---- message memory ---- */
 
+static unsigned char *memory_of(const gg_net *net, const gg_net_block *block) {
+    return net->base + heap_begin(net, net->place) + block->begin;
+}
+
+/* The smallest spare block with room for `bytes`; NULL means none. */
+static gg_net_block *find_spare(const gg_net *net, size_t bytes) {
+    gg_net_block *best = NULL;
+    for (gg_net_block *one = net->blocks; one != NULL; one = one->next) {
+        const size_t room = one->end - one->begin;
+        if (one->spare && room >= bytes && (best == NULL || room < best->end - best->begin)) best = one;
+    }
+    return best;
+}
+
+/* Removes the block at *at. Its pages go, so that the next block here is zero. */
+static void remove_block(gg_net *net, gg_net_block **at) {
+    gg_net_block *found = *at;
+    const size_t room = found->end - found->begin;
+    unsigned char *memory = memory_of(net, found);
+    const off_t place = (off_t)(memory - net->base);
+    if (fallocate(net->memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, place, (off_t)room) != 0)
+        memset(memory, 0, room);
+    *at = found->next;
+    gg_free(found);
+}
+
 gg_status gg_net_heap_alloc(gg_net *net, size_t bytes, void **out) {
     const size_t grain = bytes >= HUGE_PAGE ? HUGE_PAGE : HUGE_PAGE / 512;
-    gg_net_block *made = NULL, **at = &net->blocks;
+    gg_net_block *made = find_spare(net, bytes), **at = &net->blocks;
     size_t begin = 0;
     int code = 0;
     *out = NULL;
     if (net->base == NULL || bytes < PLACE_MIN_BYTES || bytes > net->heap_bytes) return GG_OK;
     const size_t room = up_to(bytes, grain);
+    if (made != NULL) {
+        made->spare = false;
+        *out = memory_of(net, made);
+        memset(*out, 0, made->end - made->begin);
+        return GG_OK;
+    }
     for (; *at != NULL && (*at)->begin < begin + room; at = &(*at)->next) begin = up_to((*at)->end, grain);
     if (begin + room > net->heap_bytes) return GG_OK;
     const size_t place = heap_begin(net, net->place) + begin;
@@ -102,19 +134,20 @@ gg_status gg_net_heap_alloc(gg_net *net, size_t bytes, void **out) {
 
 bool gg_net_heap_free(gg_net *net, const void *block) {
     for (gg_net_block **at = &net->blocks; *at != NULL; at = &(*at)->next) {
-        gg_net_block *found = *at;
-        unsigned char *memory = net->base + heap_begin(net, net->place) + found->begin;
-        if (memory != block) continue;
-        /* The pages go, so the next block here is zero. */
-        const size_t room = found->end - found->begin;
-        if (fallocate(net->memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(memory - net->base),
-                      (off_t)room) != 0)
-            memset(memory, 0, room);
-        *at = found->next;
-        gg_free(found);
+        if (memory_of(net, *at) != block) continue;
+        if (net->recycles) (*at)->spare = true;
+        else remove_block(net, at);
         return true;
     }
     return false;
+}
+
+void gg_net_heap_recycle(gg_net *net, bool on) {
+    net->recycles = on;
+    for (gg_net_block **at = &net->blocks; !on && *at != NULL;) {
+        if ((*at)->spare) remove_block(net, at);
+        else at = &(*at)->next;
+    }
 }
 
 /* ---- messages in it ---- */

@@ -95,6 +95,7 @@ typedef struct gg_net_board {
 typedef struct gg_net_block {
     struct gg_net_block *next; /* behind it */
     size_t begin, end;         /* in the rank's heap */
+    bool spare;                /* freed, and kept for reuse (gg_message_recycle) */
 } gg_net_block;
 
 struct gg_net {
@@ -111,6 +112,7 @@ struct gg_net {
     unsigned char *base;
     size_t bytes, slots_at, rings_at, heaps_at, ring_bytes, heap_bytes;
     gg_net_block *blocks;
+    bool recycles;
     uint32_t free_slots[GG_NET_SLOTS];
     int free_count;
 };
@@ -166,6 +168,7 @@ gg_net_ring *gg_net_ring_of(const gg_net *net, int from, int to);
 /* Zeroed message memory; NULL in *out: the caller allocates. */
 gg_status gg_net_heap_alloc(gg_net *net, size_t bytes, void **out);
 bool gg_net_heap_free(gg_net *net, const void *block); /* false: not of the heap */
+void gg_net_heap_recycle(gg_net *net, bool on);        /* gg_message_recycle */
 /* True: the message is sent as a place, and holds a slot until the receiver has released it. */
 bool gg_net_describe(gg_net *net, const gg_net_peer *peer, const void *data, size_t bytes, gg_net_link *link);
 bool gg_net_acknowledged(gg_net *net, uint32_t slot);

@@ -75,6 +75,8 @@ static void net_free_block(gg_transport *transport, void *block) {
     if (!gg_net_heap_free(net_of(transport)->net, block)) gg_free(block);
 }
 
+static void net_recycle(gg_transport *transport, bool on) { gg_net_heap_recycle(net_of(transport)->net, on); }
+
 static gg_status net_send(gg_transport *transport, const void *data, size_t bytes, int peer, int tag,
                           gg_request *request) {
     (void)data, (void)bytes, (void)tag; /* the request's */
@@ -228,7 +230,7 @@ static gg_status net_idle(gg_transport *transport, double seconds) {
         .send = net_send, .receive = net_receive, .test = net_test, .release = net_release, .cancel = net_cancel,      \
         .pause = net_pause_round, .check_peer = net_check_peer, .dead = net_dead, .progress = net_progress,            \
         .set_epoch = net_set_epoch, .step_begun = net_step_begun, .now = net_now, .compute = net_compute,              \
-        .idle = net_idle,                                                                                              \
+        .idle = net_idle, .recycle = net_recycle,                                                                      \
     }
 static const gg_transport_table tables[] = {TABLE(false), TABLE(true)};
 
