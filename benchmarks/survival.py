@@ -6,8 +6,8 @@
 
 delay: each run trains LeNet on MNIST's digits in processes of `gossipgrad run --survive` and kills a rank at random
 with SIGKILL. A survivor's delay is its longest time from the begin of one step to that of the next, from the death to
-ten steps after the change, without two ordinary steps (their median). Prints the median and the greatest of all survivors and runs, the seconds of the change
-itself and the samples trained again.
+ten steps after the change, without two ordinary steps (their median). Prints the median and the greatest of all
+survivors and runs, the seconds of the change itself and the samples trained again.
 
 restarts: the same death, and the longest time between the ends of two steps of a rank. "resume" is a run without
 --survive that ends, and starts again with one rank less from its last checkpoint; "torchrun" PyTorch's

@@ -82,6 +82,7 @@ static int subgroup_dead(gg_transport *transport, int rank) {
     return dead;
 }
 
+static void subgroup_recycle(gg_transport *transport, bool on) { gg_message_recycle(subgroup_whole_of(transport), on); }
 static gg_status subgroup_progress(gg_transport *transport) { return gg_progress(subgroup_whole_of(transport)); }
 static void subgroup_set_epoch(gg_transport *transport, int64_t epoch) {
     gg_transport_set_epoch(subgroup_whole_of(transport), epoch);
@@ -119,6 +120,7 @@ static const gg_transport_table table = {
     .alloc = subgroup_alloc,
     .alloc_device = subgroup_alloc_device,
     .free = subgroup_free_block,
+    .recycle = subgroup_recycle,
     .send = subgroup_send,
     .receive = subgroup_receive,
     .test = subgroup_test,

@@ -199,7 +199,7 @@ gg_status gg_replica_take(gg_replica *r, int from, int64_t view, const gg_exchan
     gg_exchange_set_moments_since(r->exchange, number[MOMENTS_SINCE]);
     GG_TRY_CLEANUP(take_position(r, number));
     gg_replica_reset_carried(r);
-    GG_TRY_CLEANUP(gg_replica_plan_epoch(r));
+    GG_TRY_CLEANUP(gg_replica_plan_next(r));
     gg_replica_set_counts(r, &counts);
 cleanup:
     return gg_exchange_fail(r->exchange, status);

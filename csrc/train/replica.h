@@ -79,6 +79,9 @@ gg_status gg_replica_begin(gg_replica *replica, const gg_dataset *set, const gg_
  */
 gg_status gg_replica_plan_epoch(gg_replica *replica);
 gg_status gg_replica_plan_batch_of(gg_replica *replica, int64_t n);
+/* Builds the plan of the next step alone; the step that has another batch size builds the other one. Others may wait
+ * meanwhile, and a plan takes tens of milliseconds. */
+gg_status gg_replica_plan_next(gg_replica *replica);
 /* Removes the training data. */
 void gg_replica_forget_data(gg_replica *replica);
 int64_t gg_replica_epoch_steps(const gg_replica *replica);
@@ -94,9 +97,10 @@ gg_position gg_replica_position(const gg_replica *replica);
 /* Samples of each training rank that the steps before the next one have read on these ranks (gg_division). */
 void gg_replica_read_by(const gg_replica *replica, int64_t *read);
 int gg_replica_workers(const gg_replica *replica); /* the first ranks, which train */
-/* Makes up to `steps` more steps of the epoch, an equal number on every rank. Allocates nothing. A device that works
- * later may still compute the last steps on return: a later call then returns their failure, which names the step. The
- * epoch's last step and settling wait for the device. */
+/* Makes up to `steps` more steps of the epoch, an equal number on every rank. Allocates nothing, but for batches of a
+ * size that a change of the view has brought. A device that works later may still compute the last steps on return: a
+ * later call then returns their failure, which names the step. The epoch's last step and settling wait for the device.
+ */
 gg_status gg_replica_run(gg_replica *replica, int64_t steps);
 /* True if a death has broken gg_replica_run's last step (gg_exchange_breaks), which then failed with GG_ERROR_PEER. */
 bool gg_replica_broken(const gg_replica *replica);

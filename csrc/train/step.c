@@ -317,6 +317,14 @@ gg_status gg_replica_plan_epoch(gg_replica *r) {
     return GG_OK;
 }
 
+gg_status gg_replica_plan_next(gg_replica *r) {
+    gg_plan *plan;
+    const int64_t n = r->data.next < gg_replica_epoch_steps(r)
+                          ? gg_loader_batch(r->data.loader, r->transport->rank, r->data.next)
+                          : 0;
+    return gg_replica_trains(r) && n > 0 ? training_plan(r, n, &plan) : GG_OK;
+}
+
 void gg_replica_forget_data(gg_replica *r) {
     gg_loader_destroy(r->data.loader);
     r->data.loader = NULL;

@@ -24,7 +24,7 @@ gg_status gg_replica_regroup(gg_replica *r, const gg_regrouping *how) {
     gg_status status = GG_OK;
     GG_TRY_CLEANUP(gg_replica_renew_exchange(r, &how->costs, how->view));
     GG_TRY_CLEANUP(gg_batches_regroup(&r->data, gg_exchange_workers(r->exchange), how->read));
-    if (r->data.loader != NULL) GG_TRY_CLEANUP(gg_replica_plan_epoch(r));
+    GG_TRY_CLEANUP(gg_replica_plan_next(r));
     if (how->inherited != NULL) gg_progress_counts_add(&r->held_counts, how->inherited);
     gg_replica_set_counts(r, &r->held_counts);
     if (how->inherited != NULL) gg_replica_tell_counts(r, *r->data.step); /* before a view without deaths comes */

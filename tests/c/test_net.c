@@ -388,9 +388,12 @@ static void garbage(gg_net *net, const job *j) {
 }
 
 /* Freed memory serves again where it is large enough; it is zero then. */
-static void check_recycling(gg_net *net, gg_transport *t) {
+static void check_recycling(gg_net *net, gg_transport *whole) {
+    const int own = whole->rank;
+    gg_transport *t = NULL;
     unsigned char *first = NULL, *second = NULL, *third = NULL;
     size_t wrong = 0;
+    CHECK_OK(gg_subgroup_create(whole, &own, 1, &t));
     CHECK_OK(gg_message_alloc(t, 90000, "first", &first));
     CHECK_OK(gg_message_alloc(t, 50000, "second", &second));
     memset(first, 1, 90000);
@@ -409,6 +412,7 @@ static void check_recycling(gg_net *net, gg_transport *t) {
     gg_message_free(t, third);
     gg_message_free(t, first);
     CHECK(net->blocks == NULL);
+    gg_transport_destroy(t);
 }
 
 /* Blocks of any sizes, freed in another order; each is zero at its begin. */
