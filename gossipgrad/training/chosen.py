@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from gossipgrad import _core, apoptosis, optim, strategies
 from gossipgrad.apoptosis import Apoptosis
-from gossipgrad.cluster import Network, machines
+from gossipgrad.cluster import Network, Straggler, machines
 from gossipgrad.compression import BY_NAME as COMPRESSIONS
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import choice, did_you_mean
-from gossipgrad.launch import cuda_build, environment
-from gossipgrad.literals import PRECISIONS, Backend, Precision
+from gossipgrad.launch import agreement, cuda_build, environment
+from gossipgrad.literals import PRECISIONS, Backend, DType, Precision
 from gossipgrad.model import Model
+from gossipgrad.training import notices
 
 
 def named(value: Any) -> str:
@@ -141,3 +143,30 @@ def strategy_options(
     if exchange is not None and options["name"] == strategy.name:
         options["exchange"] = exchange
     return options if compression is None else options | {"compression": compression.options()}
+
+
+def dtype_of(given: DType, device: str, precision: Precision, backend: Backend | None, team: _core.Team) -> DType:
+    """The network's type; "auto" is bfloat16 if every rank's CPU is faster in it, and for precision "fast" on GPUs.
+
+    Collective. A rule and no measurement, so a run's bits follow from the machine and the options alone.
+    """
+    info = environment.core_info()
+    has_it = bool(info["bfloat16_is_fast"] and info["onednn"]) and info["isa"] in ("avx512", "amx")
+    own = has_it and (backend or os.environ.get("GOSSIPGRAD_BACKEND")) != "native" and device == "cpu"
+    if device.startswith("cuda"):  # no GPU that can be opened is without
+        own = precision == "fast"
+    if given == "auto":
+        fast = agreement.gather(team, b"1" if own else b"", "Trainer")
+        return "bfloat16" if all(fast) else "float32"
+    if given == "bfloat16" and device == "cpu":
+        notices.slow_bfloat16(team.rank, info)
+    return given
+
+
+def simulated_seconds(straggler: Straggler | None, network: Network | None, parameters: int) -> float:
+    """Seconds of lateness that the user simulates: of ranks, and of messages under way."""
+    seconds = 0.0 if straggler is None else 2 * straggler.delay
+    if network is None:
+        return seconds
+    moved = 8.0 * 4 * parameters
+    return seconds + 8 * network.latency + (moved / network.bandwidth if network.bandwidth else 0.0)

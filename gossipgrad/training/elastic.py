@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gossipgrad import _core
+
 Record = dict[str, Any]
 
 READ_ALL = 2**63 - 1  # a rank's whole share: csrc/data/division.h
@@ -22,6 +24,24 @@ def continued(position: Record, size: int, workers: int) -> Record:
         "batch_size": None,
         "counts": _counts(position["counts"], size),
     }
+
+
+def go_on(core: _core.Trainer, epoch: int, position: Record, batch: int, rank: int, local: int) -> int:
+    """Continue at the position of `Replicas.where_in_epoch`, in batches of `batch`; returns the steps done.
+
+    Of the local ranks, the first one `rank`. Collective.
+    """
+    carried = [core.carried(one) for one in range(local)]
+    former = position["batch_size"] or batch
+    if former != batch:
+        core.reshape(batch=former)
+    core.epoch(epoch, *(position[key] for key in ("step", "begun", "done", "divisions")))
+    if former != batch:
+        core.reshape(batch=batch)
+    core.set_counts(position["counts"][rank : rank + local])
+    for one, state in enumerate(carried):
+        core.load_carried(state, one)
+    return int(position["step"])
 
 
 def _counts(counts: list[Record], size: int) -> list[Record]:

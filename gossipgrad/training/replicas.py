@@ -10,26 +10,25 @@ import functools
 import hashlib
 import inspect
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gossipgrad import _core, apoptosis, cluster, heads, optim, show, strategies
+from gossipgrad import _core, cluster, heads, optim, show, strategies
 from gossipgrad.apoptosis import Apoptosis, Course
 from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import LARGEST, check_keywords, choice, counted, flag, integer, is_of, number
-from gossipgrad.history import PARTS_OF_TIME, History, Record
+from gossipgrad.history import History, Record
 from gossipgrad.launch import agreement, environment, origin, stall
 from gossipgrad.launch import net as links
 from gossipgrad.launch.interrupts import uninterrupted
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, parse
 from gossipgrad.model import Model
-from gossipgrad.training import algorithms, fingerprint, mixing, notices
+from gossipgrad.training import algorithms, description, elastic, fingerprint, mixing, next_rates, notices
 from gossipgrad.training.batches import Batches
 from gossipgrad.training.chosen import (
     checked_apoptosis,
@@ -38,11 +37,14 @@ from gossipgrad.training.chosen import (
     checked_optimizer,
     checked_precision,
     checked_strategy,
+    dtype_of,
     exchanged,
     norm_of,
+    simulated_seconds,
     strategy_options,
 )
 from gossipgrad.training.fit_state import FitState
+from gossipgrad.training.times import Times
 
 Arrays = dict[str, NDArray[np.float32]]
 CARRIED = "carried"  # a key of rank_state: not an arena, and has no parameters
@@ -212,14 +214,14 @@ class Replicas:
         self.team = cluster.make_team(self.comm, self.timeout, network, survives=True)
         with agreement.agreed(self.team, "Trainer") as one:
             one.facts = self._fingerprint(network) | {"dtype": dtype}
-        stall.allow(self._simulated_seconds())
+        stall.allow(simulated_seconds(self.straggler, self.network, self.net.parameters))
         self.exchange = exchanged(self.strategy, self.compression, self.team, self.network)
         if isinstance(self.strategy, strategies.Partnered):
             notices.missing_partners(self.team, self.strategy)
         # Rank 0's kind of CPU decides, so that all ranks choose alike.
         own = str(environment.core_info()["costs"]).encode()
         self.costs = agreement.gather(self.team, own, "Trainer")[0].decode()
-        self.dtype: DType = self._dtype_of(dtype)
+        self.dtype: DType = dtype_of(dtype, self.device, self.precision, self.backend, self.team)
         notices.one_rank(self.team, network, timeout)
         notices.kernels_not_built(self.team.rank, environment.core_info())
         self.decision = ""  # which strategy "auto" has chosen, and why
@@ -237,7 +239,7 @@ class Replicas:
         self.last_epoch = 0  # number of the last epoch of this fit
         self.validating = False
         self.history = History(ranks=self.size)
-        self._seconds: list[Record] = []  # of each local rank, over the epochs of this trainer
+        self._times = Times()  # of the local ranks
         self.course = None if self.apoptosis is None else Course.begun(self.apoptosis)
         self.batches: Batches | None = None  # of the last fit
         self.set_batch: int | None = None  # by set_batch_size; None: as fit was called with
@@ -290,32 +292,6 @@ class Replicas:
             "slow network": network,
             **fingerprint.environment(),
         }
-
-    def _dtype_of(self, given: DType) -> DType:
-        """The network's type; "auto" is bfloat16 if every rank's CPU is faster in it, and for precision "fast" on GPUs.
-
-        Collective. A rule and no measurement, so a run's bits follow from the machine and the options alone.
-        """
-        info = environment.core_info()
-        backend = self.backend or os.environ.get("GOSSIPGRAD_BACKEND")
-        has_it = bool(info["bfloat16_is_fast"] and info["onednn"]) and info["isa"] in ("avx512", "amx")
-        own = has_it and backend != "native" and self.device == "cpu"
-        if self.device.startswith("cuda"):  # no GPU that can be opened is without
-            own = self.precision == "fast"
-        if given == "auto":
-            fast = agreement.gather(self.team, b"1" if own else b"", "Trainer")
-            return "bfloat16" if all(fast) else "float32"
-        if given == "bfloat16" and self.device == "cpu":
-            notices.slow_bfloat16(self.team.rank, info)
-        return given
-
-    def _simulated_seconds(self) -> float:
-        """Seconds of lateness that the user simulates: of ranks, and of messages under way."""
-        seconds = 0.0 if self.straggler is None else 2 * self.straggler.delay
-        if self.network is None:
-            return seconds
-        moved = 8.0 * 4 * self.net.parameters
-        return seconds + 8 * self.network.latency + (moved / self.network.bandwidth if self.network.bandwidth else 0.0)
 
     # ---- who and where
 
@@ -563,19 +539,9 @@ class Replicas:
         """Continue at the position of where_in_epoch(), in the batches of this fit; returns the steps done.
         Collective."""
         assert self.batches is not None
-        wanted, core = self.batches.size, self.core
-        carried = [core.carried(local) for local in range(self.team.local)]
-        former = position["batch_size"] or wanted
-        if former != wanted:
-            core.reshape(batch=former)
-        core.epoch(self.epoch, *(position[key] for key in ("step", "begun", "done", "divisions")))
-        if former != wanted:
-            core.reshape(batch=wanted)
-        core.set_counts(position["counts"][self.rank : self.rank + self.team.local])
-        for local, state in enumerate(carried):
-            core.load_carried(state, local)
+        steps = elastic.go_on(self.core, self.epoch, position, self.batches.size, self.rank, self.team.local)
         self.fit_state.paused_at = position["paused_at"]
-        return int(position["step"])
+        return steps
 
     # ---- another size
 
@@ -632,27 +598,12 @@ class Replicas:
         agree: compare them first, ValueError on all ranks if they differ; collective.
         """
         last = self.step + steps - 1
-        if agree:
-            with self.agreed("learning rate") as one:
-                rates = self._rates(last)
-                one.facts = {"learning_rate": lambda: self._rates_text(rates, last)}
-        else:
-            rates = self._rates(last)
+        with self.agreed("learning rate") if agree else contextlib.nullcontext() as one:
+            rates = next_rates.until(self.optimizer, self.set_rate, self.step, last)
+            if one is not None:
+                one.facts = {"learning_rate": lambda: next_rates.said(rates, self.step, last)}
         self.core.exchange.set_schedule(rates)
         return _core.rate(rates, last)
-
-    def _rates(self, last: int) -> dict[str, Any]:
-        """The rates of the steps from the current one to the `last`."""
-        if self.set_rate is not None:
-            return {"kind": "constant", "lr": self.set_rate}
-        first = max(self.step - 1, 0)  # exchanges in flight may still belong to the step before
-        return self.optimizer.rates(first, last + 1 - first)
-
-    def _rates_text(self, rates: dict[str, Any], last: int) -> str:
-        values = np.asarray(rates.get("values", ()), np.float64)
-        said = json.dumps(rates | {"values": values.tolist()}, sort_keys=True)
-        digest = hashlib.sha256(said.encode()).hexdigest()[:8]
-        return f"{_core.rate(rates, self.step):g} to {_core.rate(rates, last):g} (checksum {digest})"
 
     # ---- state, at rest
 
@@ -693,18 +644,12 @@ class Replicas:
 
     def count_seconds(self) -> None:
         """Add the seconds of the epoch that has ended, for each local rank."""
-        counts = self.core.counts()
-        self._seconds = self._seconds or [dict.fromkeys(PARTS_OF_TIME, 0.0) for _ in counts]
-        for total, one in zip(self._seconds, counts, strict=True):
-            waited = one["exposed_seconds"], one["data_seconds"]
-            for key, seconds in zip(PARTS_OF_TIME, (one["clock_seconds"] - sum(waited), *waited), strict=True):
-                total[key] += seconds
+        self._times.add(self.core.counts())
 
     def keep(self, ranks: Sequence[int]) -> None:
         """Adapt to these ranks, by their first numbers, which the core has gone on with."""
-        if self._seconds and self.virtual:
-            known = dict(zip(self.members, self._seconds, strict=True))
-            self._seconds = [known.get(rank) or dict.fromkeys(PARTS_OF_TIME, 0.0) for rank in ranks]
+        if self.virtual:
+            self._times.keep(self.members, ranks)
         if self.batches is not None:
             self.batches.divide(self.workers)
         self.members = list(ranks)
@@ -712,7 +657,7 @@ class Replicas:
 
     def _time_by_rank(self) -> list[Record]:
         """The history's time_by_rank. Collective."""
-        return [one for part in self.gather(json.dumps(self._seconds).encode()) for one in json.loads(part)]
+        return [one for part in self.gather(json.dumps(self._times.ranks).encode()) for one in json.loads(part)]
 
     @collective
     def close(self) -> None:
@@ -786,30 +731,20 @@ class Replicas:
         used = {"backend": self.core.backend, "isa": self.core.isa, "costs": self.costs}
         self.history.environment = environment.environment(self.threads) | used
         self.history.ranks = self.size
-        self.history.schedule = self._schedule()
+        strategy = self.strategy
+        self.history.schedule = (
+            strategy.schedule(self.team, self.seed) if isinstance(strategy, strategies.Partnered) else {}
+        )
         self._describe_network()
         if self.apoptosis is not None:
             self.describe_apoptosis()
         self.history.weights_sha256, self.history.time_by_rank = [], []
 
     def _describe_network(self) -> None:
-        self.history.tuning = self.tuning if self._core is not None else {}
-        self.history.algorithms = self.algorithms
-        self.history.model = {"name": self.net.name, "parameters": self.net.parameters}
+        tuning = self.tuning if self._core is not None else {}
+        description.network(self.history, self.net, tuning, self.algorithms)
 
     def describe_apoptosis(self) -> None:
         """Write the layers that may shrink, and those that cannot, into the history; events are added to it."""
-        born, before = self.born, self.history.apoptosis
-        self.history.apoptosis = {
-            "options": None if self.apoptosis is None else self.apoptosis.settings(),
-            "born": {"parameters": born.parameters, "units": born.units},
-            "fixed": apoptosis.fixed(self.net),
-            "events": before.get("events", []),
-            "bound": before.get("bound", {}),
-        }
-
-    def _schedule(self) -> Record:
-        """The report's facts about partners; empty without a schedule."""
-        if not isinstance(self.strategy, strategies.Partnered):
-            return {}
-        return self.strategy.schedule(self.team, self.seed)
+        options = None if self.apoptosis is None else self.apoptosis.settings()
+        description.shrinking(self.history, self.net, self.born, options)
