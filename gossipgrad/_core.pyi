@@ -86,6 +86,8 @@ class ViewPages:
     def published(self) -> bytes:
         """What the keeper has published last."""
     def publish(self, published: bytes, /) -> None: ...
+    def view(self) -> dict[str, Any]:
+        """As ViewKeeper.view; no ranks before the first publish."""
 
 @final
 class Team:
@@ -636,6 +638,9 @@ def net_start(
     views: descriptor of a ViewKeeper's memory, not taken over: ranks may die. -1: a death ends all. members: the first
     ranks, which are there from the start; 0: all.
     """
+
+def net_arrived(rank: int, socket: int) -> None:
+    """A newcomer of another node has connected; the socket is taken over. From any thread, after net_start."""
 
 def net_stop() -> None:
     """End these links."""

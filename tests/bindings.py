@@ -16,7 +16,7 @@ from typing import Any
 
 # These end the process, or want a launcher: tests/c/test_net.c and test_view_pages.c run the code behind them under the
 # sanitizers.
-LEFT_OUT = {"abort", "net_start", "net_stop"}
+LEFT_OUT = {"abort", "net_arrived", "net_start", "net_stop"}
 LEFT_OUT |= {"Team.await_member", "Trainer.hear", "Trainer.join", "Trainer.set_text", "ViewKeeper.rests"}  # newcomers'
 
 called: set[str] = set()

@@ -64,9 +64,9 @@ class Relay:
 
 
 class Job:
-    def __init__(self, folder, case):
+    def __init__(self, folder, case, script=SCRIPT):
         self.folder, self.port = folder, free_port()
-        (folder / "script.py").write_text(SCRIPT)
+        (folder / "script.py").write_text(script)
         self.env = {**os.environ, "CASE": json.dumps(case), "OMP_NUM_THREADS": "1", lines.SECRET: KEY}
         self.processes = {}
         self.agents = []
@@ -82,14 +82,22 @@ class Job:
     def coordinate(self, name="coordinator"):
         return self.start(name, [sys.executable, "-m", "gossipgrad", "coordinator", f"127.0.0.1:{self.port}"])
 
-    def agent(self, node, ranks=4, nodes=2, lease="6", grace="60", least="1", port=None):
+    def agent(self, node, ranks=4, nodes=2, lease="6", grace="60", least="1", port=None, respawn=0):
         folder = self.folder / f"job{node}"
         folder.mkdir()
         words = [sys.executable, "-I", net_launcher.__file__, "-n", str(ranks), "--nodes", str(nodes)]
         words += ["--survive", least, "--coordinator", f"127.0.0.1:{port or self.port}", "--node", str(node)]
-        words += ["--lease", lease, "--grace", grace, str(folder), sys.executable, str(self.folder / "script.py")]
+        words += ["--lease", lease, "--grace", grace] + (["--respawn", str(respawn)] if respawn else [])
+        words += [str(folder), sys.executable, str(self.folder / "script.py")]
         self.agents.append(self.start(f"agent{node}", words))
         return self.agents[-1]
+
+    def join(self, ranks=1, name="agent9", **env):
+        folder = self.folder / f"job-{name}"
+        folder.mkdir()
+        words = [sys.executable, "-I", net_launcher.__file__, "-n", str(ranks), "--join", "--survive", "1"]
+        words += ["--coordinator", f"127.0.0.1:{self.port}", str(folder)]
+        return self.start(name, [*words, sys.executable, str(self.folder / "script.py")], **env)
 
     def relay(self):
         self.relays.append(Relay(self.port))
@@ -300,7 +308,7 @@ def ended(line):
         (b"[1]\n", "no JSON object"),
         (b'{"protocol": "x"}\n', "does not speak"),
         (b"x" * 5000, "too long"),
-        (b'{"protocol": "gossipgrad-agents 1", "nonce": "' + b"0" * 64 + b'"}\n{"kind": "hello"}\n', "secret"),
+        (b'{"protocol": "gossipgrad-agents 2", "nonce": "' + b"0" * 64 + b'"}\n{"kind": "hello"}\n', "secret"),
     ],
 )
 def test_strangers_are_dropped(text, why):
@@ -326,9 +334,9 @@ class Fake:
         return self.line.proven
 
     def hello(self, **words):
-        first = {"kind": "hello", "node": self.node, "size": 2, "nodes": 2, "least": 1, "lease": 600.0}
+        first = {"kind": "hello", "node": self.node, "size": 2, "nodes": 2, "least": 1, "respawn": 0, "lease": 600.0}
         first |= {"token": str(self.node), "addresses": [["127.0.0.1", 1]], "started": False, "serial": 0, "slot": ""}
-        self.line.send({**first, "dead": [], "left": [], "pages": {}, **words})
+        self.line.send({**first, "dead": [], "left": [], "newcomers": [], "pages": {}, **words})
         return self
 
     def say(self, kind, **words):
@@ -386,8 +394,8 @@ def test_what_a_coordinator_refuses_and_drops(coordinated):
     assert start_[0] == start_[1] and start_[0]["addresses"] == [["127.0.0.1", 1]] * 2 and start_[0]["serial"] == 1
     agents[0].say("beat", number=7, pages={})
     assert agents[0].hears("beat")["number"] == 7
-    why = "ranks, nodes, least ranks and lease are (3, 2, 1, 600.0) there, but (2, 2, 1, 600.0) in this job"
-    assert Fake(port, 0).hello(size=3).hears("refused")["why"] == why
+    why = "new ranks and lease are (3, 2, 1, 0, 600.0) there, but (2, 2, 1, 0, 600.0) in this job"
+    assert Fake(port, 0).hello(size=3).hears("refused")["why"].endswith(why)
     assert Fake(port, 0).hello(token="x").hears("refused")["why"] == "node 0 is another process"
     assert "allowed: 0 to 1" in Fake(port, 2).hello().hears("refused")["why"]
     stranger = Fake(port, 0, "another secret of a job").hello()

@@ -156,8 +156,11 @@ def test_options_are_refused():
     env = {**os.environ, "GOSSIPGRAD_SECRET": "0" * 64}
     for options, message in (
         (["--respawn", "1"], "--respawn without --survive"),
-        (["--survive", "--nodes", "2", "--respawn", "1"], "--respawn with --nodes 2"),
-        (["--survive", *hosts, "--respawn", "1"], "--respawn with --coordinator"),
+        (
+            ["--survive", "--nodes", "2", "--respawn", "1"],
+            "--respawn with --nodes 2; allowed: --nodes 1, --coordinator",
+        ),
+        (["--survive", *hosts, "--respawn", "5000"], "--respawn is '5000'; allowed: 1 to 4094"),
     ):
         command = [*RUN, *options, "-n", "2", "train"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)

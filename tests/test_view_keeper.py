@@ -46,7 +46,7 @@ def words(told):
 
 def tell(pages, rank, **values):
     """What a rank has told, with these words of its page (view_pages.c)."""
-    places = {"step": 0, "limit": 1, "limit_of": 2, "report_of": 3, "trains": 4, "vote": 5}
+    places = {"step": 0, "limit": 1, "limit_of": 2, "report_of": 3, "trains": 4, "vote": 5, "ready": 6, "copied_of": 7}
     found = np.frombuffer(pages.told(rank), np.int64).copy()
     for name, value in values.items():
         found[places[name]] = value
@@ -81,6 +81,28 @@ def test_agents_carry_a_change_and_another_keeper_takes_over():
     assert third.view() == second.view()
     third.died(0)
     assert third.poll() == "ended"
+
+
+def test_a_change_for_a_newcomer_goes_on_under_another_keeper():
+    """Without a death nothing else would make the next view."""
+    memory = os.memfd_create("keeper")
+    keeper, own = _core.ViewKeeper(memory, 2, 3, 1), _core.ViewPages(memory, 3)
+    assert own.view() == keeper.view() == {"view": 0, "step": 0, "ranks": [0, 1]} and host(3).view()["ranks"] == []
+    tell(own, 2, ready=1)
+    assert not keeper.rests() and keeper.poll() == "stopping"
+    memory = os.memfd_create("second")
+    second, pages = _core.ViewKeeper(memory, 2, 3, 1), _core.ViewPages(memory, 3)
+    carry(own, pages)
+    second.restore(own.published())
+    for rank in (0, 1):
+        tell(pages, rank, limit=5, limit_of=1)
+    assert second.poll() == "goal"
+    for rank in (0, 1):
+        tell(pages, rank, report_of=1)
+    assert second.poll() == "run" and second.view() == {"view": 1, "step": 5, "ranks": [0, 1, 2]} == pages.view()
+    assert not second.rests()
+    tell(pages, 2, copied_of=2)
+    assert second.poll() == "run" and second.rests()
 
 
 def test_older_words_of_a_rank_change_nothing():

@@ -464,6 +464,7 @@ gg_status gg_team_change_view(gg_team *team) {
     const gg_view *view = current(team);
     int living = 0;
     if (team->cluster != NULL) admit(team);
+    if (team->net != NULL) GG_TRY(gg_net_transport_admit(team->net));
     team->newcomer = false;
     team->tried = view->number;
     for (int rank = 0; rank < team->ranks; ++rank) team->place[rank] = -1;

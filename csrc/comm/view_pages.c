@@ -99,6 +99,11 @@ static void publish(gg_view_keeper *k) {
     atomic_store_explicit(k->pages.version, version, memory_order_release);
 }
 
+static bool waits(const gg_view_keeper *k, int identity) {
+    return atomic_load_explicit(&k->pages.rank[identity].ready, memory_order_acquire) != 0 &&
+           gg_membership_is_new(k->membership, identity);
+}
+
 gg_status gg_view_keeper_create(void *memory, int members, int most, int least, gg_view_keeper **out) {
     gg_status status = GG_OK;
     gg_view_keeper *k = NULL;
@@ -136,6 +141,9 @@ gg_status gg_view_keeper_restore(gg_view_keeper *k, const void *published) {
                           .last = list + LAST * most};
     GG_TRY_CLEANUP(gg_membership_restore(k->membership, (gg_phase)head[PHASE], head[GOAL], &view, (int)head[DEATHS],
                                          members + DEAD * most));
+    /* Those for whom the view changes are told of again: the change may stand without a death. */
+    for (int i = 0; i < most && head[PHASE] != GG_PHASE_RUN; ++i)
+        if (waits(k, i)) GG_TRY_CLEANUP(gg_membership_ready(k->membership, i));
     publish(k);
 cleanup:
     gg_free(list);
@@ -177,11 +185,6 @@ static int unwhole(const gg_view_keeper *k) {
     int count = 0;
     for (int i = 0; i < view->members; ++i) count += view->donor[i] >= 0;
     return count;
-}
-
-static bool waits(const gg_view_keeper *k, int identity) {
-    return atomic_load_explicit(&k->pages.rank[identity].ready, memory_order_acquire) != 0 &&
-           gg_membership_is_new(k->membership, identity);
 }
 
 bool gg_view_keeper_rests(const gg_view_keeper *k) {
@@ -302,6 +305,16 @@ void gg_view_pages_publish(void *memory, int most, const void *from) {
     atomic_thread_fence(memory_order_release);
     for (size_t i = 0; i < slot_bytes(most) / sizeof *in; ++i) put(&p.slot[version % 2][i], in[i]);
     atomic_store_explicit(p.version, version, memory_order_release);
+}
+
+int gg_view_pages_view(void *memory, int most, int64_t *number, int64_t *start, int *member) {
+    const pages p = pages_at(memory, most);
+    _Atomic int64_t *slot = p.slot[atomic_load(p.version) % 2];
+    const int members = (int)get(&slot[MEMBERS]);
+    *number = get(&slot[NUMBER]);
+    *start = get(&slot[START]);
+    for (int i = 0; i < members; ++i) member[i] = (int)get(&slot[HEAD + MEMBER * most + i]);
+    return members;
 }
 
 /* ---- a rank ---- */

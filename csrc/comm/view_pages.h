@@ -52,6 +52,9 @@ size_t gg_view_pages_published_bytes(int most);
 /* Copies what the keeper has published last; by the one process that publishes in this memory. */
 void gg_view_pages_published(void *memory, int most, void *to);
 void gg_view_pages_publish(void *memory, int most, const void *from);
+/* The view that has been published last: its number, start, and members, for which `member` has room for `most`.
+ * Returns their number, 0 before the first view. Others may see a part of the next one. */
+int gg_view_pages_view(void *memory, int most, int64_t *number, int64_t *start, int *member);
 /* A keeper just created goes on from what another has published last. */
 gg_status gg_view_keeper_restore(gg_view_keeper *keeper, const void *published);
 

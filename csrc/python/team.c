@@ -669,6 +669,20 @@ cleanup:
     return result;
 }
 
+static PyObject *net_arrived(PyObject *module, PyObject *args) {
+    int rank, socket;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "ii:net_arrived", &rank, &socket)) return NULL;
+    const int size = links != NULL ? gg_net_size(links) : 0;
+    if (rank < 0 || rank >= size || socket < 0) {
+        PyErr_Format(PyExc_ValueError, "net_arrived: rank %d, socket %d; allowed: a rank below %d, a socket", rank,
+                     socket, size);
+        return NULL;
+    }
+    gg_net_arrive(links, rank, socket);
+    Py_RETURN_NONE;
+}
+
 static PyObject *net_stop(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     Py_BEGIN_ALLOW_THREADS;
@@ -728,6 +742,7 @@ static PyMethodDef functions[] = {{"first_to_report", py_first_to_report, METH_N
                                   {"report_stalls", GG_PY_KEYWORDS(report_stalls), NULL},
                                   {"mpi_start", GG_PY_KEYWORDS(mpi_start), NULL},
                                   {"net_start", GG_PY_KEYWORDS(net_start), NULL},
+                                  {"net_arrived", net_arrived, METH_VARARGS, NULL},
                                   {"net_stop", net_stop, METH_NOARGS, NULL},
                                   {"note_exit", mpi_note_exit, METH_O, "note_exit($module, code, /)\n--\n\n"},
                                   {"abort", mpi_abort, METH_O, "abort($module, code, /)\n--\n\n"},

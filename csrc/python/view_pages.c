@@ -127,11 +127,25 @@ static PyObject *publish(PyObject *self, PyObject *bytes) {
     Py_RETURN_NONE;
 }
 
+static PyObject *view(PyObject *self, PyObject *unused) {
+    const gg_py_view_pages *p = (gg_py_view_pages *)self;
+    int64_t number, start;
+    int *member = PyMem_Malloc((size_t)p->most * sizeof *member);
+    (void)unused;
+    if (member == NULL) return PyErr_NoMemory();
+    const int members = gg_view_pages_view(p->memory, p->most, &number, &start, member);
+    PyObject *list = PyList_New(0);
+    for (int i = 0; i < members; ++i) list = gg_py_append(list, PyLong_FromLong(member[i]));
+    PyMem_Free(member);
+    return gg_py_put(Py_BuildValue("{sLsL}", "view", (long long)number, "step", (long long)start), "ranks", list);
+}
+
 static PyMethodDef methods[] = {{"told", told, METH_O, "told($self, identity, /)\n--\n\n"},
                                 {"tell", tell, METH_VARARGS, "tell($self, identity, told, /)\n--\n\n"},
                                 {"freeze", freeze, METH_O, "freeze($self, identity, /)\n--\n\n"},
                                 {"trains", trains, METH_O, "trains($self, identity, /)\n--\n\n"},
                                 {"published", published, METH_NOARGS, NULL},
+                                {"view", view, METH_NOARGS, NULL},
                                 {"publish", publish, METH_O, "publish($self, published, /)\n--\n\n"},
                                 {NULL, NULL, 0, NULL}};
 

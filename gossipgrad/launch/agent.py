@@ -3,6 +3,9 @@
 It carries what its ranks tell in their host's shared memory to the coordinator, and views back. It has a lease, which
 each answered beat renews. When the lease ends it kills its ranks, because the coordinator may then declare them dead.
 
+A rank that has died is replaced by a new one, whose number and connections the coordinator gives. An agent that joins
+(gossipgrad join) starts new ranks alone.
+
 A coordinator that has ended cannot declare anybody dead: if its host refuses connections, ranks train on for `grace`
 seconds. Then they are asked to save and end.
 """
@@ -14,6 +17,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import select
 import signal
 import socket
 import time
@@ -24,6 +28,7 @@ from gossipgrad.launch.net_launcher import SAVED, Job, _how
 
 _BEATS = 5  # a lease
 _TO_SAVE = 30.0  # seconds for ranks that save when there is no coordinator
+_TO_ENTER = 10.0  # seconds for the coordinator's answer to a node that joins
 _TO_SAY = 2.0  # seconds for the last words
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -34,17 +39,21 @@ class _EndError(OSError):
 
 class Agent(Job):
     def __init__(self, arguments: argparse.Namespace) -> None:
-        super().__init__(arguments)
         self.coordinator = address("--coordinator", arguments.coordinator)
         self.key = job_secret()
         os.environ.pop(SECRET, None)  # no rank needs it
+        self.token = secrets.token_hex(8)
+        self.line: Line | None = None
+        self.begun: Message | None = None  # the coordinator's word to start
+        self.joining: int = arguments.n if arguments.join else 0  # ranks
+        if self.joining:
+            self._enter(arguments)
+        super().__init__(arguments)
         self.node: int = arguments.node
         self.lease, self.grace = float(arguments.lease), float(arguments.grace)
         self.beat = self.lease / _BEATS
-        self.token = secrets.token_hex(8)
-        self.line: Line | None = None
+        self.place = ""  # this host's address
         self.addresses: list[Any] = []
-        self.begun: Message | None = None  # the coordinator's word to start
         self.ready = self.started = False  # ready: its ranks listen
         self.serial, self.slot = 0, ""
         self.left: list[int] = []  # nodes that have ended without a death
@@ -57,24 +66,60 @@ class Agent(Job):
         self.waiting = False  # it was said that there is none yet
         self.cut = self.told_end = self.leaving = False
         self.told: dict[int, bytes] = {}
+        self.newcomers: list[list[Any]] = []  # of all nodes: number, node, address
+        self.wanted: list[tuple[socket.socket, int]] = []  # listeners and places of new ranks without a number
+        self.finished: list[int] = []  # ranks here that have ended without a death
+        if self.begun is not None:
+            self._view(self.begun)
 
     def keep(self, least: int) -> Any:
         from gossipgrad import _core
 
-        return _core.ViewPages(self.views, self.size)
+        return _core.ViewPages(self.views, self.most)
 
     # ---- start
 
+    def _enter(self, arguments: argparse.Namespace) -> None:
+        """Become a node of a job that runs. ConnectionError: it is not possible."""
+        where = arguments.coordinator
+        try:
+            one = socket.create_connection(self.coordinator, timeout=_TO_ENTER)
+        except OSError as error:
+            raise ConnectionError(f"join: no coordinator at {where}: {error.strerror or error}") from None
+        line, until = Line(one, self.key, False), time.monotonic() + _TO_ENTER
+        heard: list[Message] = []
+        line.send({"kind": "join", "token": self.token})
+        try:
+            while not heard and time.monotonic() < until:
+                select.select([one], [], [], 0.1)
+                line.flush()
+                heard = line.receive()
+        except (*MALFORMED, OSError, EOFError) as error:
+            raise ConnectionError(f"join: the coordinator at {where} has closed the connection: {error}") from None
+        if not heard or heard[0]["kind"] != "joined":
+            why = heard[0].get("why") if heard else f"it has not answered for {_TO_ENTER:g} s"
+            raise ConnectionError(f"join: the coordinator at {where}: {why}")
+        begun = self.begun = heard[0]
+        arguments.n, arguments.nodes, arguments.survive, arguments.respawn, arguments.lease = begun["facts"]
+        arguments.node = int(begun["node"])
+        self.line = line
+        self._signals(one)
+
+    def listens(self) -> bool:
+        return bool(self.most > self.size)
+
     def host(self) -> str:
         """The address by which this host reaches the coordinator."""
-        while self.line is None:
+        while self.line is None and not self.place:
             self._connect(time.monotonic())
             self._wait()
-        return str(self.line.socket.getsockname()[0])
+        if self.line is not None:
+            self.place = str(self.line.socket.getsockname()[0])
+        return self.place
 
     def meet(self, addresses: list[Any]) -> tuple[list[Any], str]:
         self.addresses, self.ready = addresses, True
-        if self.line is not None:
+        if self.line is not None and self.begun is None:
             self._greet(self.line)
         while self.begun is None:
             self.look()
@@ -93,6 +138,7 @@ class Agent(Job):
         with contextlib.suppress(_EndError):
             super().start(mask)
             self.started = True
+            self._want(list(range(self.joining)))
 
     # ---- the connection
 
@@ -109,10 +155,14 @@ class Agent(Job):
             self._say_waiting()
             return
         self.line = Line(one, self.key, False)
-        fcntl.fcntl(one, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(one, fcntl.F_SETFL, fcntl.fcntl(one, fcntl.F_GETFL) | os.O_ASYNC)
+        self._signals(one)
         if self.ready:
             self._greet(self.line)
+
+    def _signals(self, one: socket.socket) -> None:
+        """SIGIO when messages come."""
+        fcntl.fcntl(one, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(one, fcntl.F_SETFL, fcntl.fcntl(one, fcntl.F_GETFL) | os.O_ASYNC)
 
     def _say_waiting(self) -> None:
         if not self.started and not self.waiting:
@@ -133,8 +183,9 @@ class Agent(Job):
             "kind": "hello",
             "node": self.node,
             "size": self.size,
-            "nodes": len(set(self.node_of)),
+            "nodes": self.arguments.nodes,
             "least": min(self.arguments.survive, self.size),
+            "respawn": self.spare,
             "lease": self.lease,
             "token": self.token,
             "addresses": self.addresses,
@@ -143,11 +194,15 @@ class Agent(Job):
             "slot": self.slot,
             "dead": sorted(self.dead),
             "left": self.left,
-            "pages": self._pages(range(self.size)) if self.started else {},
+            "newcomers": self.newcomers,
+            "pages": self._pages(range(self.most)) if self.started else {},
         }
         line.send(message)
         self.beats.clear()
         self.next_beat = 0.0
+
+    def _news(self) -> Message:
+        return {"pages": self._pages(self.ranks), "finished": self.finished}
 
     def _pages(self, ranks: Any) -> dict[str, str]:
         return {str(rank): self.keeper.told(rank).hex() for rank in ranks}
@@ -173,10 +228,10 @@ class Agent(Job):
             if now >= self.next_beat and self.ready:
                 self.number += 1
                 self.beats[self.number] = now
-                self._send({"kind": "beat", "number": self.number, "pages": self._pages(self.ranks)})
+                self._send({"kind": "beat", "number": self.number, **self._news()})
                 self.next_beat = now + self.beat
             self.line.flush()
-        if self.changing:
+        if self.changing or self._newcomers_wait():
             self._carry()
         if self.lease_ends is not None and now > self.lease_ends:
             self._lease_over()
@@ -191,6 +246,8 @@ class Agent(Job):
     def is_over(self) -> bool:
         # A coordinator that comes back must hear that the ranks have ended.
         heard = self.line is not None and self.line.proven
+        if self.wanted and self.deadline is None:
+            return False
         return not self.running and (heard or self.cut or self.deadline is not None)
 
     def _receive(self, line: Line) -> None:
@@ -222,6 +279,11 @@ class Agent(Job):
             self._view(m)
             if kind == "start" and self.begun is None:
                 self.begun = m
+            if kind == "start":  # what this coordinator has not heard is said again
+                self._ask()
+        elif kind == "given":
+            self._view(m)
+            self._given(m)
         elif kind == "freeze":
             ranks = [int(rank) for rank in m["ranks"]]
             for rank in ranks:
@@ -249,7 +311,9 @@ class Agent(Job):
                 self._mark_ended(int(rank))
         self.keeper.publish(bytes.fromhex(m["slot"]))
         self.serial, self.slot, self.left = int(m["serial"]), str(m["slot"]), list(m["left"])
-        self.changing = m["phase"] in ("stopping", "goal")
+        self.newcomers = list(m["newcomers"])
+        self.changing = m["phase"] not in ("run", "ended")
+        self._tell_joined()
 
     def _carry(self) -> None:
         """Tell what the ranks have told since."""
@@ -258,6 +322,60 @@ class Agent(Job):
             if self.line is not None and told != self.told.get(rank):
                 self.told[rank] = told
                 self._send({"kind": "told", "pages": {str(rank): told.hex()}})
+
+    # ---- new ranks
+
+    def _newcomers_wait(self) -> bool:
+        """True if a new rank here has not joined yet."""
+        return any(rank >= self.size and rank not in self.joined for rank in self.running.values())
+
+    def _respawn(self, rank: int) -> None:
+        if self.spare > 0:
+            self._want([self.places[rank]])
+
+    def _want(self, places: list[int]) -> None:
+        """New ranks, each for the CPUs of a place."""
+        if self.deadline is not None or not places:
+            return
+        host = self.host()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.wanted += [(socket.create_server((host, 0), family=family, backlog=self.most), one) for one in places]
+        self._ask()
+
+    def _ask(self) -> None:
+        if self.wanted:
+            self._send({"kind": "want", "addresses": [list(one.getsockname()[:2]) for one, _ in self.wanted]})
+
+    def _given(self, m: Message) -> None:
+        """Numbers for the oldest of the wanted, and where the others listen; no number is left for the rest."""
+        for rank, address_ in m["ranks"]:
+            found = next((one for one in self.wanted if list(one[0].getsockname()[:2]) == address_), None)
+            if found is None:
+                continue
+            self.wanted.remove(found)
+            self.ranks.append(rank)
+            others = [m["addresses"].get(str(other)) for other in range(self.most)]
+            self._start_rank(rank, found[1], found[0].fileno(), addresses=others)
+            found[0].close()
+        if m["none_left"]:
+            if self.joining and not self.running:
+                say(f"the job takes no more new ranks; allowed: {self.spare} in all (--respawn)")
+                self.code = self.code or 2
+            for one, _ in self.wanted:
+                one.close()
+            self.wanted.clear()
+
+    def _newcomer_ended(self, rank: int, code: int) -> None:
+        self._mark_ended(rank)
+        say(f"rank {rank} {_how(code)}, before it had joined")
+        self._tell_died(rank, code)
+        if code < 0:
+            self._respawn(rank)
+        elif not self.running and not self.joined:
+            self.code = self.code or code
+
+    def _end_newcomers(self) -> None:
+        """The coordinator ends them, when all members of all nodes have ended."""
 
     # ---- ends
 
@@ -293,12 +411,16 @@ class Agent(Job):
 
     def _died(self, rank: int, code: int) -> None:
         """The others go on. What it has told last is in place, since it has been reaped."""
-        self.dead[rank] = code
         say(f"rank {rank} {_how(code)}")
+        self._tell_died(rank, code)
+        self._respawn(rank)
+        if not self.running and not self.wanted:
+            self.code = self.code or (code if code > 0 else 128 - code)
+
+    def _tell_died(self, rank: int, code: int) -> None:
+        self.dead[rank] = code
         code = code if code > 0 else 128 - code
         self._send({"kind": "died", "rank": rank, "code": code, "pages": self._pages(self.ranks)})
-        if not self.running:
-            self.code = self.code or code
 
     def _ended(self, rank: int, code: int) -> None:
         if self.leaving and not self.cut and self.keeper.trains(rank):
@@ -309,11 +431,14 @@ class Agent(Job):
             if self.cut and code == SAVED:
                 self.code = SAVED
             super()._ended(rank, code)
+            if code == 0 and rank not in self.dead:
+                self.finished.append(rank)
+                self.next_beat = 0.0
 
     def wait(self, signals: set[int]) -> int:
         code = super().wait(signals)
         if self.line is not None:
-            self._send({"kind": "bye", "pages": self._pages(self.ranks)})
+            self._send({"kind": "bye", **self._news()})
             until = time.monotonic() + _TO_SAY
             with contextlib.suppress(OSError, EOFError, DroppedError):
                 while (self.line.out or not self.line.proven) and time.monotonic() < until:

@@ -6,6 +6,9 @@ One agent a node (launch/agent.py) connects to it. Agents tell of deaths and car
 feeds one membership (_core.ViewKeeper) and sends each view to all agents. It keeps nothing on disk: one that is started
 again takes all from the agents.
 
+New ranks have numbers behind the first ones, which it gives to agents: for ranks that have died, and for nodes that
+join (gossipgrad join), whose numbers follow the first nodes'.
+
 A node is dead when its agent has been silent for lease + margin seconds, or `margin` after it has closed its
 connection. By then its agent has killed its ranks, or was killed with them.
 """
@@ -22,19 +25,32 @@ import signal
 import socket
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gossipgrad.launch.lines import MALFORMED, DroppedError, Line, Message, address, job_secret, say
 from gossipgrad.launch.net_launcher import nodes_of
 
 MARGIN = 0.5  # of a lease
-_CHANGING = ("stopping", "goal")
 _TO_PROVE = 10.0  # seconds
+
+
+class Facts(NamedTuple):
+    """What all nodes of a job have alike."""
+
+    ranks: int
+    nodes: int
+    least: int
+    new: int  # ranks that may be started later
+    lease: float
+
+    def hosts(self) -> bool:
+        return self.nodes > 1 or self.new > 0
 
 
 class Node:
     def __init__(self, number: int, ranks: list[int], now: float) -> None:
         self.number, self.ranks = number, ranks
+        self.first = len(ranks)  # new ones follow
         self.state = "absent"  # then "here", "left", "dead"
         self.line: Line | None = None
         self.token = ""
@@ -47,7 +63,11 @@ class Node:
         return silent if self.closed is None else min(silent, self.closed + lease * MARGIN)
 
     def __str__(self) -> str:
+        if not self.ranks:
+            return f"node {self.number}"
         first, last = self.ranks[0], self.ranks[-1]
+        if last - first + 1 > len(self.ranks):
+            return f"node {self.number} (ranks {', '.join(map(str, self.ranks))})"
         return f"node {self.number} ({f'rank {first}' if first == last else f'ranks {first} to {last}'})"
 
 
@@ -61,12 +81,15 @@ class Coordinator:
         self.selector.register(listener, selectors.EVENT_READ)
         listener.setblocking(False)
         self.strangers: dict[Line, tuple[str, float]] = {}  # not yet of the job: who, since when
-        self.facts: tuple[int, int, int, float] | None = None  # ranks, nodes, least, lease
+        self.facts: Facts | None = None
         self.nodes: list[Node] = []
         self.gathering, self.started = True, False
         self.newest: tuple[int, str] = (0, "")  # serial and what was published: of a coordinator before this one
         self.serial, self.slot = 0, b""
         self.dead: set[int] = set()  # ranks
+        self.finished: set[int] = set()  # ranks that have ended without a death
+        self.newcomers: list[list[Any]] = []  # new ranks in the order of their numbers: number, node, address
+        self.joined: set[int] = set()
         self.freezing: list[tuple[Node, set[int]]] = []  # dead nodes, and the nodes that must still answer
         self.undecided: list[tuple[list[int], int]] = []  # dead ranks and exit codes: does another rank train?
         self.asked_nodes: set[int] = set()  # nodes that must still say whether their ranks train
@@ -79,7 +102,7 @@ class Coordinator:
 
     def run(self) -> int:
         while not self._over():
-            for key, mask in self.selector.select(0.2 if self.facts is None else min(0.2, self.facts[3] / 20)):
+            for key, mask in self.selector.select(0.2 if self.facts is None else min(0.2, self.facts.lease / 20)):
                 if key.fileobj is self.listener:
                     self._accept()
                     continue
@@ -144,7 +167,7 @@ class Coordinator:
         try:
             for message in line.receive():
                 if node is None:
-                    node = self._hello(line, message)
+                    node = self._join(line, message) if message.get("kind") == "join" else self._hello(line, message)
                 else:
                     node.last = time.monotonic()
                     self._hear(node, message)
@@ -158,7 +181,8 @@ class Coordinator:
             self._drop(line)
 
     def _look(self, now: float) -> None:
-        if self.facts is not None and now - self.looked > self.facts[3] / 4:  # it was stopped itself, and heard nobody
+        stopped = self.facts is not None and now - self.looked > self.facts.lease / 4
+        if stopped:  # it has heard nobody
             for node in self.nodes:
                 node.last += now - self.looked
         self.looked = now
@@ -169,41 +193,43 @@ class Coordinator:
             self._drop(line)
         for node in self.nodes:
             due = node.state == "here" or (node.state == "absent" and self.started)
-            if self.facts is not None and due and now > node.deadline(self.facts[3]):
+            if self.facts is not None and due and now > node.deadline(self.facts.lease):
                 self._lost(node, now)
+        self._end_newcomers()
 
     # ---- agents come and go
 
     def _hello(self, line: Line, m: Message) -> Node | None:
-        facts = (int(m["size"]), int(m["nodes"]), int(m["least"]), float(m["lease"]))
+        facts = Facts(int(m["size"]), int(m["nodes"]), int(m["least"]), int(m["respawn"]), float(m["lease"]))
+        names = "ranks, nodes, least ranks, new ranks and lease"
         if self.facts is None:
-            if not (0 < facts[2] <= facts[0] < 1 << 20 and 0 < facts[1] <= facts[0] and 0 < facts[3] < 1e6):
-                raise DroppedError(f"ranks, nodes, least ranks and lease are {facts}")
+            if not (
+                0 < facts.least <= facts.ranks < 1 << 20
+                and 0 < facts.nodes <= facts.ranks
+                and 0 <= facts.new < 1 << 20
+                and 0 < facts.lease < 1e6
+            ):
+                raise DroppedError(f"{names} are {tuple(facts)}")
             self._begin(facts)
         number = int(m["node"])
         why = ""
+        if facts == self.facts and self.gathering and m["started"]:
+            self._learn(m["newcomers"], number)
         if facts != self.facts:
-            why = f"ranks, nodes, least ranks and lease are {facts} there, but {self.facts} in this job"
-        elif not 0 <= number < facts[1]:
-            why = f"node {number}; allowed: 0 to {facts[1] - 1}"
+            why = f"{names} are {tuple(facts)} there, but {tuple(self.facts or ())} in this job"
+        elif not 0 <= number < len(self.nodes):
+            why = f"node {number}; allowed: 0 to {facts.nodes - 1}"
         elif self.nodes[number].state in ("left", "dead"):
             why = f"node {number} has {'ended' if self.nodes[number].state == 'left' else 'been declared dead'}"
         elif self.nodes[number].token not in ("", m["token"]):
             why = f"node {number} is another process"
         if why:
-            self.strangers.pop(line, None)
-            self.selector.unregister(line.socket)
-            line.send({"kind": "refused", "why": why})
-            line.close()
+            self._refuse(line, why)
             return None
         node = self.nodes[number]
-        if len(m["addresses"]) != (len(node.ranks) if facts[1] > 1 else 0):
-            raise DroppedError(f"{len(m['addresses'])} addresses of {len(node.ranks)} ranks")
-        if node.line is not None:
-            self._drop(node.line)
-        self.strangers.pop(line, None)
-        node.line, node.token, node.state = line, str(m["token"]), "here"
-        node.last, node.closed = time.monotonic(), None
+        if len(m["addresses"]) != (node.first if facts.hosts() else 0):
+            raise DroppedError(f"{len(m['addresses'])} addresses of {node.first} ranks")
+        self._comes(node, line, str(m["token"]))
         node.addresses = list(m["addresses"])
         self.started = self.started or bool(m["started"])
         if self.gathering and int(m["serial"]) > self.newest[0]:
@@ -212,7 +238,7 @@ class Coordinator:
         if self.gathering:
             self.dead |= {int(rank) for rank in m["dead"]}
             for left in m["left"]:
-                self.nodes[int(left)].state = "left"
+                self._node(int(left)).state = "left"
             self._gathered()
             return node
         for rank in m["dead"]:
@@ -223,11 +249,26 @@ class Coordinator:
                 self._send(line, {"kind": "freeze", "ranks": lost.ranks})
         return node
 
-    def _begin(self, facts: tuple[int, int, int, float]) -> None:
-        size, nodes, least, _ = self.facts = facts
+    def _refuse(self, line: Line, why: str) -> None:
+        self.strangers.pop(line, None)
+        self.selector.unregister(line.socket)
+        line.send({"kind": "refused", "why": why})
+        line.close()
+
+    def _comes(self, node: Node, line: Line, token: str) -> None:
+        """An agent's connection, in the place of its former one."""
+        if node.line is not None:
+            self._drop(node.line)
+        self.strangers.pop(line, None)
+        node.line, node.token, node.state = line, token, "here"
+        node.last, node.closed = time.monotonic(), None
+
+    def _begin(self, facts: Facts) -> None:
+        self.facts = facts
+        size, nodes, least, new, _ = facts
         self.memory: int = os.memfd_create("gossipgrad-views")
-        self.keeper: Any = self.core.ViewKeeper(self.memory, size, size, least)
-        self.pages: Any = self.core.ViewPages(self.memory, size)
+        self.keeper: Any = self.core.ViewKeeper(self.memory, size, size + new, least)
+        self.pages: Any = self.core.ViewPages(self.memory, size + new)
         first_of = nodes_of(size, nodes)
         ranks = [[rank for rank in range(size) if first_of[rank] == first] for first in sorted(set(first_of))]
         self.nodes = [Node(number, own, time.monotonic()) for number, own in enumerate(ranks)]
@@ -256,6 +297,84 @@ class Coordinator:
         # Of an agent that has started its ranks, this tells the view alone.
         secret = hmac.new(self.key, b"gossipgrad ranks", hashlib.sha256).hexdigest()
         return {**self._view(), "kind": "start", "addresses": addresses, "secret": secret}
+
+    # ---- new ranks
+
+    def _node(self, number: int) -> Node:
+        """A node, which may have joined."""
+        assert self.facts is not None
+        if not 0 <= number < self.facts.nodes + self.facts.new:
+            raise DroppedError(f"node {number}; allowed: 0 to {self.facts.nodes + self.facts.new - 1}")
+        while len(self.nodes) <= number:
+            self.nodes.append(Node(len(self.nodes), [], time.monotonic()))
+        return self.nodes[number]
+
+    def _learn(self, newcomers: list[list[Any]], number: int) -> None:
+        """What an agent knows of new ranks and of its own node, which may have joined."""
+        assert self.facts is not None
+        self._node(number)
+        for rank, node, address_ in newcomers[len(self.newcomers) :]:
+            if rank != self.facts.ranks + len(self.newcomers) or len(self.newcomers) >= self.facts.new:
+                raise DroppedError(f"new rank {rank}; allowed: {self.facts.new} in the order of their numbers")
+            self.newcomers.append([rank, node, address_])
+            self._node(int(node)).ranks.append(rank)
+
+    def _join(self, line: Line, m: Message) -> Node | None:
+        """A node that was not there from the start."""
+        token, facts = str(m["token"]), self.facts
+        why = ""
+        if facts is None or self.gathering or self.ending:
+            why = "no job trains here; allowed: after all of its nodes have started"
+        elif len(self.newcomers) >= facts.new or len(self.nodes) >= facts.nodes + facts.new:
+            why = f"the job takes no more new ranks; allowed: {facts.new} in all (--respawn)"
+        if facts is None or why:
+            self._refuse(line, why)
+            return None
+        node = self._node(len(self.nodes))
+        self._comes(node, line, token)
+        say(f"{node} joins")
+        self._send(line, {**self._start(), "kind": "joined", "node": node.number, "facts": list(facts)})
+        return node
+
+    def _give(self, node: Node, addresses: list[Any]) -> None:
+        """Numbers for new ranks of a node, which listen at these addresses. One that asks again gets the same."""
+        assert self.facts is not None
+        if self.gathering or self.ending:  # it asks again after the start
+            return
+        given = []
+        for one in addresses:
+            before = [rank for rank, number, other in self.newcomers if (number, other) == (node.number, one)]
+            known = before[0] if before else None
+            if known is None and len(self.newcomers) < self.facts.new:
+                known = self.facts.ranks + len(self.newcomers)
+                self.newcomers.append([known, node.number, [str(one[0]), int(one[1])]])
+                node.ranks.append(known)
+            if known is not None:
+                given.append([known, one])
+        self._publish(always=True)  # all know of it before it connects to them
+        if node.line is not None:
+            none_left = len(given) < len(addresses)
+            message = {**self._view(), "kind": "given", "ranks": given, "none_left": none_left}
+            self._send(node.line, {**message, "addresses": self._listening(node)})
+
+    def _listening(self, node: Node) -> dict[str, Any]:
+        """Where living ranks of other nodes listen."""
+        found: dict[str, Any] = {}
+        for other in self.nodes:
+            found |= {str(rank): one for rank, one in zip(other.ranks, other.addresses, strict=False)}
+        found |= {str(rank): one for rank, _, one in self.newcomers}
+        gone = self.dead | self._ended() | set(node.ranks)
+        return {rank: one for rank, one in found.items() if int(rank) not in gone}
+
+    def _ended(self) -> set[int]:
+        """Ranks that have ended without a death."""
+        return self.finished | {rank for node in self.nodes if node.state == "left" for rank in node.ranks}
+
+    def _end_newcomers(self) -> None:
+        """When all members have ended, nobody is left whom a newcomer could join."""
+        if self.newcomers and not self.gathering and not self.ending:
+            if set(self.keeper.view()["ranks"]) <= self.dead | self._ended():
+                self.end(0)
 
     def _lost(self, node: Node, now: float) -> None:
         silent = now - node.last
@@ -294,6 +413,7 @@ class Coordinator:
     def _hear(self, node: Node, m: Message) -> None:
         kind = m["kind"]
         self._tell(m.get("pages", {}))
+        self.finished |= {int(rank) for rank in m.get("finished", ())}
         if kind == "beat":
             if node.line is not None:
                 self._send(node.line, {"kind": "beat", "number": m["number"]})
@@ -312,6 +432,8 @@ class Coordinator:
             self._answered(node.number)
             self._gathered()
             self._publish(always=True)
+        elif kind == "want":
+            self._give(node, list(m["addresses"]))
         elif kind == "answer":
             self._answers(node.number)
         elif kind != "told":
@@ -330,8 +452,13 @@ class Coordinator:
         self.dead |= set(new)
         if self.gathering:
             return
+        members = self.keeper.view()["ranks"]
         for rank in new:
             self.keeper.died(rank)
+        new = [rank for rank in new if rank in members]
+        if not new:  # they had not joined
+            self._publish(always=True)
+            return
         if self.keeper.poll() == "ended" or self._others_train():
             self._go_on(new, code)
             return
@@ -351,7 +478,7 @@ class Coordinator:
 
     def _go_on(self, new: list[int], code: int) -> None:
         ends = self.keeper.poll() == "ended" or not self._others_train()
-        left = self.facts[0] - len(self.dead) if self.facts else 0
+        left = len(set(self.keeper.view()["ranks"]) - self.dead)
         goes = "all end" if ends else f"{left} rank{'s go' if left > 1 else ' goes'} on"
         say(f"{'rank' if len(new) == 1 else 'ranks'} {' and '.join(map(str, new))} died: {goes}")
         if ends:
@@ -371,6 +498,7 @@ class Coordinator:
             "phase": self.phase,
             "dead": dead,
             "left": [node.number for node in self.nodes if node.state == "left"],
+            "newcomers": self.newcomers,
             "pages": {str(rank): self.pages.told(rank).hex() for rank in dead},
         }
 
@@ -378,12 +506,24 @@ class Coordinator:
         if self.gathering:
             return
         self.phase = self.keeper.poll()
+        if self.phase == "run" and not self.keeper.rests():  # newcomers may have waited for this view
+            self.phase = self.keeper.poll()
+        if self.phase == "run" and not self.keeper.rests():
+            self.phase = "copying"
+        self._tell_joined()
         slot = self.pages.published()
         if slot == self.slot and not always:
             return
         first, self.slot = not self.slot, slot
         self.serial += 1
         self._send_all(self._start() if first else self._view())
+
+    def _tell_joined(self) -> None:
+        view = self.keeper.view()
+        new = {rank for rank in view["ranks"] if self.facts and rank >= self.facts.ranks} - self.joined
+        self.joined |= new
+        for rank in sorted(new):
+            say(f"rank {rank} (new) joins in step {view['step']}; {len(view['ranks'])} ranks go on")
 
     def end(self, code: int) -> None:
         """All ranks end."""

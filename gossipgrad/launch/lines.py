@@ -18,7 +18,7 @@ from typing import Any
 
 SECRET = "GOSSIPGRAD_SECRET"
 SECRET_MIN = 16  # characters
-PROTOCOL = "gossipgrad-agents 1"
+PROTOCOL = "gossipgrad-agents 2"
 _TO_PROVE = 1 << 12  # bytes of all lines before the proof
 _LINE_MAX = 1 << 26
 

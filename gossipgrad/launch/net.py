@@ -1,7 +1,8 @@
 """A rank's links to the others without MPI: the node's memory and sockets, from what net_launcher.py has left.
 
 Ranks of one node share memory that they inherit. A rank listens for the later ranks of other nodes and connects to the
-earlier ones. Each side proves that it knows the job's secret before a byte of it counts.
+earlier ones. Each side proves that it knows the job's secret before a byte of it counts. Where new ranks may come from
+other nodes, all go on to listen.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from gossipgrad import _core
 from gossipgrad.errors import CommunicationError
 from gossipgrad.launch import origin, stall
 
-_HELLO = b"gossipgrad-net 1"
+_HELLO = b"gossipgrad-net 2"
+_WELCOME = b"\1"  # the connection is taken
 _NONCE, _PROOF = 32, hashlib.sha256().digest_size
 _TO_PROVE = 10.0  # seconds that whoever connects has
+_LOOK = 1.0  # seconds between looks at views while a newcomer connects
 
 _connected = False
 
@@ -53,12 +56,15 @@ def connect(timeout: float = 0.0) -> None:
     sockets = [-1] * facts["size"]
     try:
         if facts["listener"] >= 0:
+            handshakes = _Handshakes(facts, timeout)
             with stall.watch("connecting the nodes"):
-                connections = _Handshakes(facts, timeout).run()
+                connections = handshakes.run()
             for other, one in connections.items():
                 sockets[other] = one.detach()
         shared = (facts["memory"], facts["ring_bytes"], facts["heap_bytes"], facts["views"])
         _core.net_start(rank, nodes, sockets, *shared, facts["members"])
+        if facts["listener"] >= 0:
+            handshakes.admit()
     finally:
         origin.let_go()
     _connected = True
@@ -71,11 +77,21 @@ class _Handshakes:
     def __init__(self, facts: dict[str, Any], timeout: float) -> None:
         self.rank: int = facts["rank"]
         self.secret = bytes.fromhex(facts["secret"])
-        self.addresses = [tuple(one) for one in facts["addresses"]]
+        size, members = facts["size"], facts.get("members", facts["size"])
+        self.addresses = [None if one is None else tuple(one) for one in facts["addresses"]]
         nodes = facts["nodes"]
-        others = [other for other in range(facts["size"]) if nodes[other] != nodes[self.rank]]
+        others = [other for other in range(members) if nodes[other] != nodes[self.rank]]
         self.earlier = [other for other in others if other < self.rank]
         self.later = {other for other in others if other > self.rank}
+        self.new = range(max(members, self.rank + 1), size)  # not awaited
+        self.views: Any = None  # a newcomer's: some that it looks for may die
+        if self.rank >= members:
+            self.earlier = [other for other in range(self.rank) if self.addresses[other] is not None]
+            self.later = set()
+            self.views = _core.ViewPages(facts["views"], size)
+        self.members = members
+        self.lock = threading.Lock()
+        self.early: list[tuple[int, socket.socket]] | None = []  # came before `admit`
         self.listener = socket.socket(fileno=facts["listener"])
         self.timeout = timeout
         self.deadline = time.monotonic() + timeout if timeout > 0 else None
@@ -86,7 +102,9 @@ class _Handshakes:
         threading.Thread(target=self._listen, daemon=True).start()
         try:
             for other in self.earlier:
-                found[other] = self._connect(other)
+                one = self._connect(other)
+                if one is not None:
+                    found[other] = one
             while missing := self.later - found.keys():
                 try:
                     other, one = self.came.get(timeout=self._left())
@@ -101,13 +119,20 @@ class _Handshakes:
                 one.close()
             raise
         finally:
-            with contextlib.suppress(OSError):
-                self.listener.shutdown(socket.SHUT_RDWR)  # ends accept
-            self.listener.close()
+            if not self.new:
+                with contextlib.suppress(OSError):
+                    self.listener.shutdown(socket.SHUT_RDWR)  # ends accept
+                self.listener.close()
         for one in found.values():
-            one.settimeout(None)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _settle(one)
         return found
+
+    def admit(self) -> None:
+        """From now on newcomers that connect are links of this process."""
+        with self.lock:
+            early, self.early = self.early, None
+            for other, one in early or ():
+                _core.net_arrived(other, one.detach())
 
     def _left(self) -> float | None:
         return None if self.deadline is None else max(0.001, self.deadline - time.monotonic())
@@ -122,14 +147,61 @@ class _Handshakes:
         text = role + later.to_bytes(4, "little") + earlier.to_bytes(4, "little") + nonces
         return hmac.new(self.secret, text, hashlib.sha256).digest()
 
-    def _connect(self, other: int) -> socket.socket:
-        """To a rank that listens; it answers when it makes its own links."""
+    def _gone(self, other: int, since: float) -> bool:
+        """True if a newcomer need not wait for this rank any longer. CommunicationError: nobody knows of it."""
+        if self.views is None or other in self.views.view()["ranks"]:
+            return False
+        if other >= self.members and time.monotonic() < since + _TO_PROVE:  # it may join yet
+            return False
+        if other >= self.members:
+            raise CommunicationError(f"rank {self.rank}: rank {other}, which is new as well, cannot be reached")
+        return True
+
+    def _dial(self, other: int) -> socket.socket | None:
+        """A connection to the rank's address; None: it has died."""
+        begin, address = time.monotonic(), self.addresses[other]
+        assert address is not None
+        while True:
+            try:
+                left = self._left()
+                patience = left if self.views is None else min(_LOOK, left or _LOOK)
+                one = socket.create_connection(address, timeout=patience)
+            except (ConnectionRefusedError, ConnectionResetError):
+                if self.views is None:
+                    raise
+                return None
+            except OSError:
+                if self.views is None or (self.deadline is not None and time.monotonic() > self.deadline):
+                    raise
+                if self._gone(other, begin):
+                    return None
+                time.sleep(0.1)
+            else:
+                return one
+
+    def _hear(self, one: socket.socket, count: int, other: int) -> bytes:
+        """EOFError: the rank has ended, or died."""
+        begin, data = time.monotonic(), b""
+        while len(data) < count:
+            try:
+                data += _receive(one, 1 if self.views is not None else count)
+            except TimeoutError:
+                if self.views is None or (self.deadline is not None and time.monotonic() > self.deadline):
+                    raise
+                if self._gone(other, begin):
+                    raise EOFError("it has died") from None
+        return data
+
+    def _connect(self, other: int) -> socket.socket | None:
+        """To a rank that listens; it answers when it makes its own links. None: a newcomer goes on without it."""
         one: socket.socket | None = None
         try:
-            one = socket.create_connection(self.addresses[other], timeout=self._left())
+            one = self._dial(other)
+            if one is None:
+                return None
             own = secrets.token_bytes(_NONCE)
             one.sendall(_HELLO + self.rank.to_bytes(4, "little") + own)
-            answer = _receive(one, _NONCE + _PROOF)
+            answer = self._hear(one, _NONCE + _PROOF, other)
             nonces = own + answer[:_NONCE]
             if not hmac.compare_digest(answer[_NONCE:], self.proof(b"listens", self.rank, other, nonces)):
                 raise CommunicationError(
@@ -137,11 +209,14 @@ class _Handshakes:
                     f"is not rank {other}"
                 )
             one.sendall(self.proof(b"connects", self.rank, other, nonces))
+            self._hear(one, len(_WELCOME), other)
             made, one = one, None
             return made
         except TimeoutError:
             raise self._late(other) from None
         except (OSError, EOFError) as error:
+            if self.views is not None and not isinstance(error, CommunicationError):
+                return None
             raise CommunicationError(
                 f"rank {self.rank} waits for rank {other}, which has ended before it had connected ({error})"
             ) from error
@@ -162,18 +237,36 @@ class _Handshakes:
             one.settimeout(_TO_PROVE)
             hello = _receive(one, len(_HELLO) + 4 + _NONCE)
             other = int.from_bytes(hello[len(_HELLO) : len(_HELLO) + 4], "little")
-            if not hello.startswith(_HELLO) or other not in self.later:
+            if not hello.startswith(_HELLO) or (other not in self.later and other not in self.new):
                 raise EOFError("it is no rank of this job")
             own = secrets.token_bytes(_NONCE)
             nonces = hello[-_NONCE:] + own
             one.sendall(own + self.proof(b"listens", other, self.rank, nonces))
             if not hmac.compare_digest(_receive(one, _PROOF), self.proof(b"connects", other, self.rank, nonces)):
                 raise EOFError("it does not know this job's secret")
+            if other in self.new:
+                self._arrived(other, one)
+            else:
+                one.sendall(_WELCOME)
+                self.came.put((other, one))
         except (OSError, EOFError) as error:
             one.close()
             _say(f"rank {self.rank} dropped a connection from {address[0]}:{address[1]}: {error}")
-            return
-        self.came.put((other, one))
+
+    def _arrived(self, other: int, one: socket.socket) -> None:
+        """A newcomer. It is welcomed when this process has its socket: then it may join."""
+        _settle(one)
+        with one.dup() as word, self.lock:
+            if self.early is None:
+                _core.net_arrived(other, one.detach())
+            else:
+                self.early.append((other, one))
+            word.sendall(_WELCOME)
+
+
+def _settle(one: socket.socket) -> None:
+    one.settimeout(None)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _say(text: str) -> None:

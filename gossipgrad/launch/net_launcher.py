@@ -2,7 +2,8 @@
 
 The counterpart of mpiexec. A program of its own, which imports nothing of the package: python -I net_launcher.py
 -n RANKS [--nodes N] [--cpus "0,1;2,3"] [--stdin] [--survive N [--stopped S] [--respawn N]] FOLDER COMMAND ...
-With --coordinator HOST:PORT --node I it starts node I alone, and is its agent (agent.py).
+With --coordinator HOST:PORT --node I it starts node I alone, and is its agent (agent.py). With --join instead of --node
+it starts RANKS new ranks of a job that runs.
 
 Each rank inherits the memory of its node (a memfd, which nothing outlives), and finds the rest in GOSSIPGRAD_NET, with
 the job's secret. Between nodes ranks connect by TCP on the loopback interface. FOLDER is the job's, for notes of ranks
@@ -157,10 +158,13 @@ class Job:
         self.size: int = arguments.n
         self.spare: int = arguments.respawn  # ranks that may be started again
         self.most = self.size + self.spare  # each new rank has a number of its own
-        self.node_of = nodes_of(self.size, arguments.nodes) + [0] * self.spare
-        firsts = sorted(set(self.node_of))
-        here = firsts if arguments.node < 0 else [firsts[arguments.node]]
-        self.ranks = [rank for rank in range(self.size) if self.node_of[rank] in here]
+        first_of = nodes_of(self.size, arguments.nodes)
+        firsts = sorted(set(first_of))
+        node = max(arguments.node, 0)
+        home = firsts[node] if node < len(firsts) else self.size  # lowest rank of the node of new ranks here
+        here = firsts if arguments.node < 0 else [home]
+        self.ranks = [rank for rank in range(self.size) if first_of[rank] in here]
+        self.node_of = first_of + [home] * self.spare
         self.memory = {first: os.memfd_create("gossipgrad") for first in here}
         self.running: dict[int, int] = {}  # process: rank
         self.code = 0
@@ -178,6 +182,10 @@ class Job:
     def keep(self, least: int) -> Any:
         return _module("_core").ViewKeeper(self.views, self.size, self.most, least)
 
+    def listens(self) -> bool:
+        """True if new ranks may come from other hosts."""
+        return False
+
     def host(self) -> str:
         """The address at which ranks listen for those of other nodes."""
         return "127.0.0.1"
@@ -187,11 +195,11 @@ class Job:
         return addresses, secrets.token_hex(32)
 
     def start(self, mask: set[int]) -> None:
-        several = len(set(self.node_of)) > 1
+        several = len(set(self.node_of)) > 1 or self.listens()
         host = self.host()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listeners = {
-            rank: socket.create_server((host, 0), family=family, backlog=self.size) for rank in self.ranks if several
+            rank: socket.create_server((host, 0), family=family, backlog=self.most) for rank in self.ranks if several
         }
         addresses, secret = self.meet([one.getsockname()[:2] for one in listeners.values()])
         facts = {
@@ -212,15 +220,15 @@ class Job:
         for output in self.outputs.values():  # threads, so only after the last process was started
             output.start()
 
-    def _start_rank(self, rank: int, place: int, listener: int = -1) -> None:
-        """place: among those here, for its CPUs; a new rank has that of a dead one."""
+    def _start_rank(self, rank: int, place: int, listener: int = -1, **facts: Any) -> None:
+        """place: among those here, for its CPUs; a new rank has that of a dead one. facts: of this rank alone."""
         cpus = self.arguments.cpus.split(";") if self.arguments.cpus else []
         parent, mask, libc = os.getpid(), self.mask, ctypes.CDLL(None)
         first = self.node_of[rank]
         memory, here = self.memory[first], self.node_of.count(first)
         own = {"rank": rank, "memory": memory if here > 1 else -1, "listener": listener}
         own["heap_bytes"] = _heap_bytes(here)
-        environ = {**os.environ, VARIABLE: json.dumps({**self.facts, **own})}
+        environ = {**os.environ, VARIABLE: json.dumps({**self.facts, **own, **facts})}
         environ |= {"GOSSIPGRAD_NET_RANK": str(rank), "GOSSIPGRAD_NET_SIZE": str(self.size)}
         environ |= {"GOSSIPGRAD_NET_LOCAL_RANK": str(place), "GOSSIPGRAD_NET_LOCAL_SIZE": str(len(self.ranks))}
 
@@ -259,7 +267,7 @@ class Job:
         view = self.keeper.view()
         new = [rank for rank in view["ranks"] if rank >= self.size and rank not in self.joined]
         self.joined.update(new)
-        for rank in new:
+        for rank in self.places.keys() & set(new):
             _say(f"rank {rank} (new) joins in step {view['step']}; {len(view['ranks'])} ranks go on")
 
     def _end_newcomers(self) -> None:
@@ -291,7 +299,8 @@ class Job:
 
     def _mark_ended(self, rank: int) -> None:
         first = self.node_of[rank]
-        os.pwrite(self.memory[first], struct.pack("=I", 1), 64 * (rank - first))  # GG_NET_ENDED
+        place = self.node_of[:rank].count(first)
+        os.pwrite(self.memory[first], struct.pack("=I", 1), 64 * place)  # GG_NET_ENDED
 
     def _died(self, rank: int, code: int) -> None:
         """The others go on. Its last messages are in place, since it has been reaped."""
@@ -398,12 +407,17 @@ def main() -> int:
     parser.add_argument("--respawn", type=int, default=0)
     parser.add_argument("--coordinator", default="")
     parser.add_argument("--node", type=int, default=-1)
+    parser.add_argument("--join", action="store_true")
     parser.add_argument("--lease", type=float, default=5.0)
     parser.add_argument("--grace", type=float, default=60.0)
     parser.add_argument("folder")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
-    job: Job = _module("launch.agent").Agent(arguments) if arguments.coordinator else Job(arguments)
+    try:
+        job: Job = _module("launch.agent").Agent(arguments) if arguments.coordinator else Job(arguments)
+    except ConnectionError as error:
+        _say(f"error: {error}")
+        return 2
     signals: set[int] = {*_ENDING, *_PASSED_ON, signal.SIGCHLD, signal.SIGIO}
     signal.signal(signal.SIGCHLD, lambda *_: None)
     before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, signals)}

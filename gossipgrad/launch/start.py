@@ -589,10 +589,8 @@ def _respawn(options: Mapping[str, str], ranks: int, nodes: int) -> int:
     given = options.get("--respawn", "0")
     if given == "0":
         return 0
-    if "--coordinator" in options:
-        raise LaunchError("run: --respawn with --coordinator; allowed: on one host without it")
-    if nodes > 1:
-        raise LaunchError(f"run: --respawn with --nodes {nodes}; allowed: --nodes 1")
+    if nodes > 1 and "--coordinator" not in options:
+        raise LaunchError(f"run: --respawn with --nodes {nodes}; allowed: --nodes 1, --coordinator")
     return _count("run: --respawn", given, MAX_RANKS - ranks)
 
 

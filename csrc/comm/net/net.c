@@ -71,6 +71,42 @@ static gg_status pull(gg_net *net, gg_net_peer *peer) {
     }
 }
 
+static gg_status add_socket(gg_net *net, gg_net_peer *peer) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = (uint32_t)peer->rank};
+    if (net->poll < 0) net->poll = epoll_create1(EPOLL_CLOEXEC);
+    if (net->poll < 0 || epoll_ctl(net->poll, EPOLL_CTL_ADD, peer->socket, &event) != 0)
+        return gg_fail(GG_ERROR_COMM, "rank %d: the socket to rank %d cannot be watched: %s", net->rank, peer->rank,
+                       strerror(errno));
+    net->sockets++;
+    return GG_OK;
+}
+
+void gg_net_arrive(gg_net *net, int rank, int socket) {
+    const int before = atomic_exchange(&net->peers[rank].arriving, socket + 1);
+    if (before > 0) close(before - 1);
+    atomic_fetch_add_explicit(&net->arrivals, 1, memory_order_release);
+}
+
+gg_status gg_net_admit(gg_net *net) {
+    const int arrivals = atomic_load_explicit(&net->arrivals, memory_order_acquire);
+    if (arrivals == net->taken) return GG_OK;
+    net->taken = arrivals;
+    for (int rank = 0; rank < net->size; ++rank) {
+        gg_net_peer *peer = &net->peers[rank];
+        const int socket = atomic_exchange(&peer->arriving, 0) - 1;
+        if (socket < 0) continue;
+        if (rank < net->members || rank == net->rank || peer->socket >= 0 || peer->gone) {
+            close(socket);
+            continue;
+        }
+        peer->place = -1;
+        peer->out = peer->in = NULL;
+        peer->socket = socket;
+        GG_TRY(add_socket(net, peer));
+    }
+    return GG_OK;
+}
+
 gg_status gg_net_progress(gg_net *net) {
     for (int rank = 0; rank < net->size; ++rank) {
         gg_net_peer *peer = &net->peers[rank];
@@ -106,23 +142,15 @@ gg_status gg_net_post(gg_net *net, gg_net_peer *peer, uint32_t channel, int tag,
 
 /* ---- creation and destruction ---- */
 
-static gg_status add_socket(gg_net *net, gg_net_peer *peer) {
-    struct epoll_event event = {.events = EPOLLIN, .data.u32 = (uint32_t)peer->rank};
-    if (net->poll < 0) net->poll = epoll_create1(EPOLL_CLOEXEC);
-    if (net->poll < 0 || epoll_ctl(net->poll, EPOLL_CTL_ADD, peer->socket, &event) != 0)
-        return gg_fail(GG_ERROR_COMM, "rank %d: the socket to rank %d cannot be watched: %s", net->rank, peer->rank,
-                       strerror(errno));
-    net->sockets++;
-    return GG_OK;
-}
-
 static gg_status open_peers(gg_net *net, const gg_net_options *options) {
     int place = 0;
     for (int rank = 0; rank < net->size; ++rank) {
         gg_net_peer *peer = &net->peers[rank];
-        *peer = (gg_net_peer){.rank = rank, .place = -1, .socket = -1};
-        if (net->node_of[rank] == net->node_of[net->rank]) peer->place = place++;
-        else peer->socket = options->sockets != NULL ? options->sockets[rank] : -1;
+        const int socket = options->sockets != NULL ? options->sockets[rank] : -1;
+        *peer = (gg_net_peer){.rank = rank, .place = -1, .socket = socket};
+        if (net->node_of[rank] != net->node_of[net->rank]) continue;
+        if (socket < 0) peer->place = place; /* a newcomer of another node leaves its place empty */
+        place++;
     }
     net->places = place;
     net->place = net->peers[net->rank].place;
@@ -133,6 +161,8 @@ static gg_status open_peers(gg_net *net, const gg_net_options *options) {
         if (peer->place >= 0) {
             peer->out = gg_net_ring_of(net, net->place, peer->place);
             peer->in = gg_net_ring_of(net, peer->place, net->place);
+        } else if (peer->socket < 0 && net->rank >= net->members) {
+            peer->gone = peer->died = true;
         } else if (peer->socket < 0) {
             return gg_fail(GG_ERROR_ARGUMENT, "sockets: none to rank %d, which is on another node", rank);
         } else {
@@ -198,6 +228,7 @@ void gg_net_destroy(gg_net *net) {
         if (peer->stored != NULL && peer->stored->given_up) gg_free(peer->stored); /* it has not come whole */
         free_stored(peer->unasked); /* of channels that this rank has not */
         if (peer->socket >= 0) close(peer->socket);
+        if (peer->arriving > 0) close(peer->arriving - 1);
     }
     free_stored(net->spare);
     if (net->poll >= 0) close(net->poll);

@@ -9,7 +9,10 @@
  *
  * Whoever starts the ranks makes the node's memory and the sockets (gossipgrad/launch/net.py), and sets GG_NET_ENDED
  * there when it has reaped a rank. A rank is gone when that is set or its socket has ended. Messages that had arrived
- * whole stay readable; waits for others fail and name the rank. One thread a process. */
+ * whole stay readable; waits for others fail and name the rank. One thread a process.
+ *
+ * Ranks that are not there from the start are newcomers. The node's memory has room for all of them, because each may
+ * start on any node. One of another node connects, and its socket takes the place of the rings (gg_net_arrive). */
 #ifndef GG_COMM_NET_NET_H
 #define GG_COMM_NET_NET_H
 
@@ -20,7 +23,8 @@ typedef struct gg_net_options {
     int rank, size;
     int members;        /* the first ranks, which are there from the start; 0 means all. The others are newcomers */
     const int *node_of; /* one a rank: the lowest rank of its node */
-    const int *sockets; /* one a rank: a connected stream socket to it; -1 for ranks of this node */
+    const int *sockets; /* one a rank: a connected stream socket to it; -1 for ranks of this node, for newcomers that
+                         * have not come, and on a newcomer for ranks that have died */
     int memory;         /* descriptor of the node's memory, of any size, zeroed; -1 means the node has one rank */
     size_t ring_bytes;  /* of each ring; a power of two, at least 4096 */
     size_t heap_bytes;  /* address space for message memory of each rank of the node, a multiple of 2 MiB; 0: none */
@@ -42,6 +46,10 @@ void gg_net_destroy(gg_net *net);
 int gg_net_rank(const gg_net *net);
 int gg_net_size(const gg_net *net);
 int gg_net_members(const gg_net *net); /* as in the options */
+/* A newcomer of another node has connected; takes the socket over. From any thread. Nothing is sent or received before
+ * gg_net_admit, when a view has it. */
+void gg_net_arrive(gg_net *net, int rank, int socket);
+gg_status gg_net_admit(gg_net *net);
 
 /* Collective over the first members, in one order on all ranks, newcomers included; fails if ranks have not come after
  * `timeout` seconds (0 means for ever), which becomes the transport's timeout. */
@@ -49,6 +57,8 @@ gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **ou
 /* From here on a rank that is gone has died: requests of it are LOST (comm/transport.h). watch: called in each round of
  * a wait, with the steps that this rank has begun. */
 void gg_net_transport_survive(gg_transport *transport, gg_status (*watch)(void *context, int64_t begun), void *context);
+/* gg_net_admit of its links. */
+gg_status gg_net_transport_admit(gg_transport *transport);
 /* The view says that this rank has died. Until then requests of a rank of another node stay pending, though its socket
  * may have ended: all members learn of a death by the view. Then what has arrived is read, and the others are LOST. */
 void gg_net_transport_died(gg_transport *transport, int rank);

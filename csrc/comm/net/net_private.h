@@ -61,6 +61,7 @@ static inline gg_net_link *gg_net_link_of(gg_request *request) { return (gg_net_
 typedef struct gg_net_peer {
     int rank, place; /* place -1: of another node */
     int socket;
+    _Atomic int arriving; /* gg_net_arrive's socket + 1, not yet taken; 0 means none */
     gg_net_ring *out, *in;
     bool gone, died;                /* died: gg_net_transport_died */
     double fails_at;                /* gone: waits for it fail from this time on */
@@ -105,6 +106,8 @@ struct gg_net {
     gg_net_channel *channels;
     uint32_t next_channel;
     int sockets, poll; /* poll: of epoll; -1 without sockets */
+    _Atomic int arrivals;
+    int taken; /* of the arrivals */
     gg_net_stored *spare;
     int quiet; /* rounds of waits since bytes were last read or written */
     /* The node's memory: boards, slots, rings, heaps. */

@@ -242,6 +242,8 @@ void gg_net_transport_survive(gg_transport *transport, gg_status (*watch)(void *
 
 void gg_net_transport_died(gg_transport *transport, int rank) { peer_of(transport, rank)->died = true; }
 
+gg_status gg_net_transport_admit(gg_transport *transport) { return gg_net_admit(net_of(transport)->net); }
+
 void gg_net_transport_train(gg_transport *transport, bool trains) { net_of(transport)->trains = trains; }
 
 /* ---- votes ---- */

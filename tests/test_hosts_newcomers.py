@@ -1,0 +1,179 @@
+"""New ranks on several hosts, played by agents on the loopback interface: on hosts of dead ranks, and on new ones."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import pytest
+import test_hosts
+from test_hosts import Fake
+from test_net import wait_for
+from test_survival_respawn import SCRIPT, names
+
+coordinated = test_hosts.coordinated  # a fixture
+
+BEGAN = """
+    def on_epoch_begin(self, trainer, epoch): open(f"{case['began']}{me}", "w").close()
+"""
+# The script's ranks leave a mark when they train.
+MARKED = SCRIPT.replace("    epochs = []\n", f"    epochs = []{BEGAN}")
+
+
+@pytest.fixture
+def job(tmp_path):
+    made = []
+
+    def make(**case):
+        made.append(test_hosts.Job(tmp_path, {"delay": 0.02, "began": str(tmp_path / "began"), **case}, MARKED))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def errors(one):
+    return {path.name: path.read_text() for path in one.folder.glob("*.err")}
+
+
+def told(one):
+    """What rank 0 printed last, and the newcomers that have joined."""
+    text = "".join(path.read_text() for path in sorted(one.folder.glob("agent*.out")))
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    ends = [line for line in lines if "size" in line]
+    assert len(ends) == 1, errors(one)
+    return ends[0], sorted(line["joined"] for line in lines if "joined" in line)
+
+
+def wait_all(one, *processes, codes=None):
+    found = [process.wait(90) for process in processes]
+    assert found == (codes or [0] * len(found)), errors(one)
+
+
+@pytest.mark.core(1)
+@pytest.mark.parametrize("strategy", ["gg.NoExchange()", pytest.param("gg.GossipGraD()", marks=pytest.mark.full)])
+def test_a_new_rank_joins_on_the_host_of_a_dead_one(strategy, job):
+    """Each sample of the only epoch is trained on by one living rank."""
+    one = job(own={"3": {"at": "step 4"}}, epochs=1, strategy=strategy)
+    coordinator_ = one.coordinate()
+    agents = [one.agent(node, respawn=1) for node in (0, 1)]
+    wait_all(one, *agents, coordinator_)
+    found, joined = told(one)
+    assert joined == [4] and found["members"] == [0, 1, 2, 4] and names(found["views"], "joined") == [4]
+    assert strategy != "gg.NoExchange()" or set(found["counts"]) == {1}
+    assert "rank 4 (new) joins in step" in one.said("agent1") and "rank 4 (new)" not in one.said("agent0")
+    assert "rank 3 died: 3 ranks go on" in one.said("coordinator")
+    assert "rank 4 (new) joins in step" in one.said("coordinator")
+
+
+@pytest.mark.full
+def test_all_ranks_of_a_host_are_replaced_and_some_of_another(job):
+    """New ranks meet each other, in shared memory and by TCP; donors are on another host."""
+    own = {"2": {"at": "step 3"}, "3": {"at": "step 5"}, "0": {"at": "step 4"}}
+    one = job(own=own, epochs=2, strategy="gg.GossipGraD()")
+    coordinator_ = one.coordinate()
+    agents = [one.agent(node, respawn=3) for node in (0, 1)]
+    wait_all(one, *agents, coordinator_)
+    found, joined = told(one)
+    assert joined == [4, 5, 6] and found["members"] == [1, 4, 5, 6] and len(found["hashes"]) == 4
+
+
+@pytest.mark.full
+def test_new_ranks_die_and_are_replaced_until_no_number_is_left(job):
+    """One while it builds, one when it has joined."""
+    own = {"3": {"at": "step 3"}, "4": {"at": "build"}, "5": {"at": "view"}, "6": {"at": "view"}}
+    one = job(own=own, epochs=3, strategy="gg.GossipGraD()")
+    coordinator_ = one.coordinate()
+    agents = [one.agent(node, respawn=3) for node in (0, 1)]
+    wait_all(one, *agents, coordinator_)
+    found, joined = told(one)
+    assert joined == [5, 6] and found["members"] == [0, 1, 2]
+    assert "rank 4 was ended by signal 9 (SIGKILL), before it had joined" in one.said("agent1")
+
+
+@pytest.mark.full
+def test_the_next_coordinator_knows_of_new_ranks(job):
+    """A rank dies without a coordinator. The next one gives a number that no rank has had."""
+    own = {"3": {"at": "step 3"}, "0": {"at": "epoch 1"}}
+    one = job(own=own, epochs=3, strategy="gg.GossipGraD()", delay=0.04)
+    first = one.coordinate()
+    agents = [one.agent(node, respawn=2) for node in (0, 1)]
+    wait_for(lambda: "rank 4 (new) joins" in one.said("agent1"))
+    first.kill()
+    first.wait()
+    wait_for(lambda: "rank 0 was ended" in one.said("agent0"))
+    second = one.coordinate("second")
+    wait_all(one, *agents, second)
+    found, joined = told(one)
+    assert joined == [4, 5] and found["members"] == [1, 2, 4, 5]
+    assert "the coordinator goes on where another was" in one.said("second")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(4))
+def test_random_deaths_of_a_rank_and_the_coordinator(seed, job):
+    """Nothing of the dead rank counts without an exchange: living ranks train on each sample exactly once."""
+    draw = random.Random(seed)
+    own = {str(draw.randrange(4)): {"at": f"step {draw.randint(2, 40)}"}, "4": {"at": draw.choice(["build", "never"])}}
+    one = job(own=own, epochs=1, delay=0.03)
+    coordinators = [one.coordinate()]
+    agents = [one.agent(node, respawn=3) for node in (0, 1)]
+    wait_for(lambda: one.trains())
+    for number in range(draw.randint(0, 2)):
+        time.sleep(draw.uniform(0, 1.5))
+        coordinators[-1].kill()
+        coordinators[-1].wait()
+        coordinators.append(one.coordinate(f"next{number}"))
+    wait_all(one, *agents, coordinators[-1])
+    found, joined = told(one)
+    assert set(found["counts"]) == {1} and len(joined) >= 1, errors(one)
+
+
+# ---- in one process
+
+
+def test_numbers_of_new_ranks(coordinated):
+    begin, said = coordinated
+    one, port = begin()
+    facts = {"size": 2, "nodes": 2, "respawn": 2}
+    agents = [Fake(port, node).hello(**facts) for node in (0, 1)]
+    for agent in agents:
+        agent.hears("start")
+    place = ["127.0.0.1", 7]
+    agents[1].say("want", addresses=[place])
+    for _ in range(2):
+        given = agents[1].hears("given")
+        assert given["ranks"] == [[2, place]] and not given["none_left"]
+        assert given["addresses"] == {"0": ["127.0.0.1", 1]}  # of other nodes
+        agents[1].say("want", addresses=[place])  # the answer may have been lost
+    assert agents[0].hears("view")["newcomers"] == [[2, 1, place]]
+    agents[1].say("died", rank=2, code=137, pages={})  # it had not joined
+    agents[0].say("want", addresses=[["127.0.0.1", 8], ["127.0.0.1", 9]])
+    given = agents[0].hears("given")
+    assert given["ranks"] == [[3, ["127.0.0.1", 8]]] and given["none_left"]
+    assert given["addresses"] == {"1": ["127.0.0.1", 1]} and given["dead"] == [2]
+    assert not [line for line in said if "died" in line]
+    agents[0].say("beat", number=1, pages={}, finished=[0])
+    agents[1].say("beat", number=1, pages={}, finished=[1])
+    assert agents[0].hears("end")["code"] == 0  # rank 3 has nobody left to join
+
+
+def test_another_coordinator_takes_over_new_ranks(coordinated):
+    """Of a node that does not come back, too."""
+    begin, said = coordinated
+    _, port = begin()
+    facts = {"size": 2, "nodes": 2, "respawn": 3, "started": True, "serial": 0}
+    newcomers = [[2, 2, ["127.0.0.1", 5]], [3, 0, ["127.0.0.1", 6]]]
+    wrong = Fake(port, 0).hello(**facts, newcomers=[[3, 0, ["127.0.0.1", 5]]])
+    wrong.is_dropped()
+    agents = [Fake(port, 0).hello(**facts, newcomers=newcomers), Fake(port, 1).hello(**facts)]
+    assert any("new rank 3; allowed: 3 in the order of their numbers" in line for line in said)
+    joined = Fake(port, 2).hello(**facts, newcomers=newcomers[:1], addresses=[])
+    starts = [agent.hears("start") for agent in (*agents, joined)]
+    assert all(one["newcomers"] == newcomers for one in starts)
+    agents[1].say("want", addresses=[["127.0.0.1", 9]])
+    given = agents[1].hears("given")
+    assert given["ranks"] == [[4, ["127.0.0.1", 9]]]
+    assert given["addresses"] == {"0": ["127.0.0.1", 1], "2": ["127.0.0.1", 5], "3": ["127.0.0.1", 6]}
