@@ -26,7 +26,8 @@ if not hasattr(_Tensor, "register_post_accumulate_grad_hook"):
 from gossipgrad.launch import stall  # noqa: E402
 from gossipgrad.torch.batch_sampler import BatchSampler  # noqa: E402
 from gossipgrad.torch.replicas import Replicas, replicas  # noqa: E402
-from gossipgrad.torch.wrapped import Wrapped, wrap  # noqa: E402
+from gossipgrad.torch.wrapped import Wrapped  # noqa: E402
+from gossipgrad.torch.wrapping import wrap  # noqa: E402
 
 stall.leave_out(os.path.dirname(_torch_file))
 

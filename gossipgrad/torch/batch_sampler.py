@@ -2,52 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
-
 import torch.utils.data
 
-from gossipgrad.data.division import Division, Ranks
+from gossipgrad.data.division import Division
 
 
 class BatchSampler(Division, torch.utils.data.Sampler):  # type: ignore[misc]
-    """This rank's batches: `DataLoader(data, batch_sampler=gg.torch.BatchSampler(data, 64, model))`.
+    """This rank's batches for a DataLoader: a `gossipgrad.Division`, which has the arguments.
 
-    An epoch reads each sample once. All ranks have equally many batches; the last may be smaller. With batches of one a
-    rank may read its last sample a second time. The state of a running epoch loads on any number of ranks, with any
-    batch size: they share the samples that no rank has read.
+        sampler = gg.torch.BatchSampler(data, 64, model)  # samples, batch_size, ranks
+        loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
 
-    data        a set with a length, at least one sample for each rank.
-    batch_size  samples of a rank and batch.
-    model       a wrapped model, gg.Team or gg.Exchange: rank and number of ranks.
-    shuffle     an order drawn from `seed`, rank and epoch; False: the set's.
-    drop_last   full batches only; the samples that are left over are not read.
-    accumulate  batches of a step, under `no_sync`.
-
-    Where ranks die (run --survive), their samples that reached nobody are dealt anew, with all that nobody has asked
-    for. Batches that the workers of a DataLoader have read ahead stay with their rank. So each sample still counts once
-    with `while sampler.left:` around the loop over the loader.
-
-    ValueError: a batch larger than the smallest rank's part.
+    Under `no_sync` accumulate= is the number of passes of a step. Where ranks may die (run --survive), write
+    `while sampler.left:` around the loop over the loader.
     """
-
-    def __init__(
-        self,
-        data: Sized,
-        batch_size: int,
-        model: Ranks,
-        *,
-        shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = False,
-        accumulate: int = 1,
-    ) -> None:
-        Division.__init__(
-            self,
-            data,
-            batch_size,
-            model,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            accumulate=accumulate,
-        )

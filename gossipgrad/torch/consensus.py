@@ -1,7 +1,8 @@
-"""One training state for all ranks: the means of the ranks' states."""
+"""The consensus of the ranks as a state_dict, and one training state for all ranks: the means of their states."""
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from gossipgrad.launch import agreement
 from gossipgrad.torch.group import Arrays, Group
+from gossipgrad.torch.modules import original
 from gossipgrad.torch.training_state import COMMON
 
 _CHUNK = 1 << 20  # numbers of each rank gathered at once
@@ -25,6 +27,41 @@ def mean_arenas(group: Group) -> dict[str, Arrays]:
             own = [group.core.arena(name, rank) for rank in range(len(group.layers))]
             result[name] = {key: mean_of_ranks(group, [one[key] for one in own]) for key in own[0]}
     return result
+
+
+def mean_state_dict(model: Any) -> dict[str, Any]:
+    """The module's state_dict with the consensus weights; copies. Collective, at rest."""
+    group, first = model._group, original(model._group.members[0].module)
+    consensus = group.core.consensus_weights()
+    for statistic, change in _mean_pending(model).items():
+        consensus[statistic] = consensus[statistic] + change
+    name_of = {id(tensor): name for layer in model._layers for name, tensor in layer.parameters + layer.statistics}
+    frozen = {id(tensor) for _, tensor in model._frozen}
+    of_first = first.state_dict(keep_vars=True)
+    result: dict[str, Any] = {}
+    for key, tensor in original(model.module).state_dict(keep_vars=True).items():
+        name = name_of.get(id(tensor))
+        if name is not None:
+            result[key] = torch.from_numpy(consensus[name].copy()).view(tensor.shape).to(tensor.device)
+        elif isinstance(tensor, torch.Tensor):
+            value = tensor.detach() if id(tensor) in frozen else group.of_first(of_first[key])
+            result[key] = value.to(tensor.device).clone()
+        else:
+            result[key] = copy.deepcopy(of_first[key])  # as of get_extra_state
+    return result
+
+
+def _mean_pending(model: Any) -> dict[str, Any]:
+    """Mean over the ranks of the statistics' changes since their last exchange. Collective."""
+    own: list[dict[str, Any]] = []
+    for one in model._together():
+        own.append({})
+        for layer in one._layers:
+            if layer.statistics:
+                changes = one._step.pending.get(layer.key) or [torch.zeros_like(b) for _, b in layer.statistics]
+                named = zip(layer.statistics, changes, strict=True)
+                own[-1] |= {name: change.detach().cpu().numpy() for (name, _), change in named}
+    return {name: mean_of_ranks(model._group, [one[name] for one in own]) for name in own[0]}
 
 
 def mean_of_ranks(group: Group, own: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:

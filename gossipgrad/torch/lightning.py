@@ -29,7 +29,8 @@ from gossipgrad.strategies import Strategy
 from gossipgrad.team import Operation, Team
 from gossipgrad.torch.modules import load_tensors
 from gossipgrad.torch.synchronised import strategies_that_synchronise
-from gossipgrad.torch.wrapped import Wrapped, wrap
+from gossipgrad.torch.wrapped import Wrapped
+from gossipgrad.torch.wrapping import wrap
 from gossipgrad.training.chosen import checked_strategy
 
 try:

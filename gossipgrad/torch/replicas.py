@@ -14,6 +14,7 @@ from gossipgrad.strategies import Strategy
 from gossipgrad.torch.group import Group
 from gossipgrad.torch.modules import check_optimizer, forms_of, layers_of
 from gossipgrad.torch.parameter_groups import with_groups
+from gossipgrad.torch.training_state import checked
 from gossipgrad.torch.wrapped import Wrapped
 
 
@@ -88,7 +89,7 @@ class Replicas:
             states = [states] * len(self._models)
         if len(states) != len(self._models):
             raise ValueError(f"states: of {len(states)} ranks; allowed: of {len(self._models)}")
-        found = [model._checked(state) for model, state in zip(self._models, states, strict=True)]
+        found = [checked(state, model) for model, state in zip(self._models, states, strict=True)]
         steps, orders = [step for step, _ in found], [order for _, order in found]
         if len(set(steps)) > 1:
             raise ValueError(f"states: of the steps {steps}; allowed: of one step")

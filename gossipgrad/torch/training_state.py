@@ -10,12 +10,46 @@ from typing import Any
 import torch
 
 from gossipgrad.errors import LARGEST, integer, number, warn
+from gossipgrad.torch.modules import original, outside_of_state
 from gossipgrad.training import arenas
 
 Shapes = Mapping[str, tuple[int, ...]]
 _MADE = "allowed: what training_state() gave"
 # Arenas whose mean is in a state of all ranks; arenas of one rank, or of two partners, begin at zero.
 COMMON = ("moment", "outer", "outer moment")
+
+
+def _tensors(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: torch.from_numpy(one) for name, one in arrays.items()}
+
+
+def arrays_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays with the tensors' values."""
+    return {name: one.detach().cpu().numpy() for name, one in tensors.items()}
+
+
+def state_of(
+    model: Any,
+    owner: dict[str, Any],
+    arenas: Mapping[str, Mapping[str, Any]],
+    module: dict[str, Any],
+    own: dict[str, Any],
+) -> dict[str, Any]:
+    """The training state of a model: of its rank, or of all ranks."""
+    group = model._group
+    return {
+        **owner,
+        "step": model.steps,
+        "push_sum_since": group.core.push_sum_since,
+        "settings": group.settings(),
+        "order": [layer.key for layer in model._layers],
+        "learning_rate": group.rate,
+        "arenas": {arena: _tensors(of) for arena, of in arenas.items()},
+        "consensus": _tensors(group.core.consensus_weights()),
+        "module": module,
+        "buffers": copies_of(outside_of_state(model.module)),
+        **own,
+    }
 
 
 def rank_of(model: Any) -> dict[str, Any]:
@@ -194,6 +228,22 @@ def check_state(
     if optimizer is not None:
         _check_optimizer(state["optimizer"], optimizer)
     return step
+
+
+def checked(state: Any, model: Any) -> tuple[int, list[int]]:
+    """The step of a state that fits this model, and the order of its layers; ValueError: it does not fit."""
+    group, core = model._group, model._group.core
+    step = check_state(
+        state,
+        {name: kind for name, kind in core.arenas().items() if kind != "gradient"},
+        group.settings(),
+        {name: one.shape for name, one in core.weights(model._local).items()},
+        original(model.module).state_dict(),
+        outside_of_state(model.module),
+        model._optimizer if group.unfused else None,
+        check_owner(state, model),
+    )
+    return step, order_of(state, [layer.key for layer in model._layers])
 
 
 def order_of(state: Mapping[str, Any], here: Sequence[str]) -> list[int]:

@@ -5,45 +5,38 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from gossipgrad.cluster import Network, VirtualCluster, refuse
-from gossipgrad.compression import AdaComp
-from gossipgrad.errors import LARGEST, CommunicationError, flag, named_keywords, number, warn
+from gossipgrad.errors import LARGEST, CommunicationError, number
 from gossipgrad.exchange.survivor import Survivor, View, collective
 from gossipgrad.launch import agreement, stall
 from gossipgrad.state import outputs, trace
-from gossipgrad.strategies import Strategy
 from gossipgrad.team import Team
 from gossipgrad.torch import device, second_moment
-from gossipgrad.torch.consensus import mean_arenas, mean_of_ranks, mean_optimizer
+from gossipgrad.torch.consensus import mean_arenas, mean_optimizer, mean_state_dict
 from gossipgrad.torch.device import DeviceStep
-from gossipgrad.torch.group import CALL, Arrays, Group
+from gossipgrad.torch.group import Group
 from gossipgrad.torch.modules import (
     Recorder,
-    check_optimizer,
     device_of,
     hook,
     is_compiled,
     is_scripted,
-    layers_of,
     load_tensors,
     original,
-    outside_of_state,
     owners,
     unhook,
 )
 from gossipgrad.torch.optimizers import mark_states, ranks_of_processes, unwatch, watch
-from gossipgrad.torch.parameter_groups import with_groups
 from gossipgrad.torch.samplers import watch_samplers
 from gossipgrad.torch.step import Step, listed
 from gossipgrad.torch.synchronised import synchronise
-from gossipgrad.torch.training_state import check_owner, check_state, checksums_of, copies_of, order_of, rank_of
+from gossipgrad.torch.training_state import arrays_of, checked, checksums_of, copies_of, rank_of, state_of
 from gossipgrad.training import mixing
 
 # The order of layers is checked again after this many steps, and after each power of two below.
@@ -387,6 +380,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         """The models of this process's ranks that are not closed."""
         return [one for one in self._group.members if not one._closed]
 
+    def _together(self) -> list[Wrapped]:
+        """The models that a collective call of this one is made for."""
+        return self._members() if self._group.resting() else [self]
+
     @collective
     def settle(self) -> None:
         """Complete and mix all exchanges in flight. Collective, between two steps.
@@ -400,7 +397,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         if self._closed:
             raise RuntimeError("this model is closed; allowed: state_dict(), or to wrap the module again")
         group = self._group
-        together = self._members() if group.resting() else [self]
+        together = self._together()
         with _reason(), agreement.agreed(group.team, call, f"step {self._done}") as one:
             for each in together:
                 each._end_unused_step(f"{call}()")
@@ -442,37 +439,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         """
         self._check_outside_of_run("consensus_state_dict()")
         self._settle("consensus_state_dict")
-        group, first = self._group, original(self._group.members[0].module)
-        consensus = group.core.consensus_weights()
-        for statistic, change in self._mean_pending().items():
-            consensus[statistic] = consensus[statistic] + change
-        name_of = {id(tensor): name for layer in self._layers for name, tensor in layer.parameters + layer.statistics}
-        frozen = {id(tensor) for _, tensor in self._frozen}
-        of_first = first.state_dict(keep_vars=True)
-        result: dict[str, Any] = {}
-        for key, tensor in original(self.module).state_dict(keep_vars=True).items():
-            name = name_of.get(id(tensor))
-            if name is not None:
-                result[key] = torch.from_numpy(consensus[name].copy()).view(tensor.shape).to(tensor.device)
-            elif isinstance(tensor, torch.Tensor):
-                value = tensor.detach() if id(tensor) in frozen else group.of_first(of_first[key])
-                result[key] = value.to(tensor.device).clone()
-            else:
-                result[key] = copy.deepcopy(of_first[key])  # as of get_extra_state
-        return result
-
-    def _mean_pending(self) -> dict[str, Any]:
-        """Mean over the ranks of the statistics' changes since their last exchange. Collective."""
-        group = self._group
-        own: list[dict[str, Any]] = []
-        for one in self._members() if group.resting() else [self]:
-            own.append({})
-            for layer in one._layers:
-                if layer.statistics:
-                    changes = one._step.pending.get(layer.key) or [torch.zeros_like(b) for _, b in layer.statistics]
-                    named = zip(layer.statistics, changes, strict=True)
-                    own[-1] |= {name: change.detach().cpu().numpy() for (name, _), change in named}
-        return {name: mean_of_ranks(group, [one[name] for one in own]) for name in own[0]}
+        return mean_state_dict(self)
 
     @collective
     def consensus_distance(self) -> float:
@@ -493,7 +460,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
 
     def _own_state(self) -> dict[str, Any]:
         own = {"optimizer": copy.deepcopy(self._optimizer.state_dict())} if self._group.unfused else {}
-        return self._state(rank_of(self), self._group.state(self._local), copies_of(self.state_dict()), own)
+        return state_of(self, rank_of(self), self._group.state(self._local), copies_of(self.state_dict()), own)
 
     @collective
     def consensus_training_state(self) -> dict[str, Any]:
@@ -509,33 +476,16 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def _state_of_all(self) -> dict[str, Any]:
         own = {}
         if self._group.unfused:
-            states = [one._optimizer.state_dict() for one in (self._members() if self._group.resting() else [self])]
+            states = [one._optimizer.state_dict() for one in self._together()]
             own["optimizer"] = mean_optimizer(self._group, states)
         means = mean_arenas(self._group)
-        return self._state({"rank": None, "size": self.size}, means, self.consensus_state_dict(), own)
+        return state_of(self, {"rank": None, "size": self.size}, means, self.consensus_state_dict(), own)
 
     def _begin_state(self, call: str) -> None:
         self._check_outside_of_run(f"{call}()")
         with agreement.agreed(self._group.team, call):
             self._check_no_gradients(call)
         self._settle(call)
-
-    def _state(
-        self, owner: dict[str, Any], arenas: Mapping[str, Arrays], module: dict[str, Any], own: dict[str, Any]
-    ) -> dict[str, Any]:
-        return {
-            **owner,
-            "step": self.steps,
-            "push_sum_since": self._group.core.push_sum_since,
-            "settings": self._group.settings(),
-            "order": [layer.key for layer in self._layers],
-            "learning_rate": self._group.rate,
-            "arenas": {arena: _tensors(of) for arena, of in arenas.items()},
-            "consensus": _tensors(self._group.core.consensus_weights()),
-            "module": module,
-            "buffers": copies_of(outside_of_state(self.module)),
-            **own,
-        }
 
     def _check_no_gradients(self, call: str) -> None:
         added = self._step.added_up()
@@ -557,14 +507,14 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         self._check_outside_of_run("load_training_state()")
         self._settle("load_training_state")
         with agreement.agreed(self._group.team, "load_training_state") as one:
-            step, order = self._checked(state)
+            step, order = checked(state, self)
             rate = self._group.rate_of(state.get("settings", self._group.settings()), state.get("learning_rate"))
             of_all = state.get("rank", 0) is None
             one.facts = {"step": step, "learning_rate": rate, "order": order, "of all ranks": of_all}
         self._lay_out(order)
         core = self._group.core
         load_tensors(self.module, {**state["module"], **state.get("buffers", {})})
-        consensus = _arrays(state["consensus"])
+        consensus = arrays_of(state["consensus"])
         if self._local == 0:  # for all ranks, and before their arenas, since it sets outer weights too
             core.load_consensus(consensus)
         zeros = {name: np.zeros_like(array) for name, array in consensus.items()}
@@ -572,7 +522,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             if kind != "gradient":
                 given = state["arenas"].get(name)  # None: on all ranks, if another strategy had none
                 core.load_arena(
-                    name, (consensus if kind == "outer" else zeros) if given is None else _arrays(given), self._local
+                    name, (consensus if kind == "outer" else zeros) if given is None else arrays_of(given), self._local
                 )
         if self._group.unfused:
             self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would keep its tensors
@@ -600,21 +550,6 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         core = self._group.core
         core.step = self._done = step
         core.moments_since = step
-
-    def _checked(self, state: Any) -> tuple[int, list[int]]:
-        """The step of a fitting state, and the order of its layers; ValueError: it does not fit."""
-        core = self._group.core
-        step = check_state(
-            state,
-            {name: kind for name, kind in core.arenas().items() if kind != "gradient"},
-            self._group.settings(),
-            {name: one.shape for name, one in core.weights(self._local).items()},
-            original(self.module).state_dict(),
-            outside_of_state(self.module),
-            self._optimizer if self._group.unfused else None,
-            check_owner(state, self),
-        )
-        return step, order_of(state, [layer.key for layer in self._layers])
 
     @collective
     def write_trace(self, path: str | os.PathLike[str]) -> None:
@@ -703,101 +638,3 @@ class _reason:
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         if isinstance(error, CommunicationError) and _UNEQUAL not in str(error):
             raise type(error)(f"{error}. {_UNEQUAL}") from None
-
-
-def _tensors(arrays: Arrays) -> dict[str, Any]:
-    return {name: torch.from_numpy(one) for name, one in arrays.items()}
-
-
-def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: one.detach().cpu().numpy() for name, one in tensors.items()}
-
-
-@named_keywords
-def wrap(
-    module: Any,
-    optimizer: Any = None,
-    strategy: Strategy | Literal["auto"] | None = None,
-    *,
-    batch_size: int | None = None,
-    comm: Any = None,
-    groups: Sequence[Mapping[str, Any]] | None = None,
-    compression: AdaComp | None = None,
-    seed: int = 0,
-    timeout: float = 0.0,
-    network: Network | None = None,
-    overlap: bool = True,
-    trace: int = 0,
-    on_view: Callable[[Wrapped, dict[str, Any]], object] | None = None,
-) -> Wrapped:
-    """A PyTorch module that trains with the other ranks: call it, call backward(), and its `step()`.
-
-        model = gg.torch.wrap(net, optimizer=gg.SGD(lr=0.02), strategy=gg.GossipGraD())
-        for x, y in loader:  # of this rank's samples
-            loss_of(model(x), y).backward()
-            model.step()
-
-    module       a torch.nn.Module with float32 parameters on the CPU, the same on all ranks; a torch.compiled one too.
-                 All ranks begin with rank 0's parameters and buffers. Trainable parameters (requires_grad) become views
-                 of the core's memory: the same Parameter objects, without a copy. So do their gradients, except those
-                 of 16384 elements and more, which stay in autograd's memory. Frozen parameters stay as they are.
-                 On a CUDA device (all trainable parameters on one; move the module first) parameters stay there.
-                 Gradients and weights are copied through pinned memory of the host, beside the computing. This has been
-                 tested with a stand-in for the device only; it has not run on a GPU.
-    optimizer    of gossipgrad: fused with the exchange, as gg.SGD(lr=0.1) or gg.Adam(); None: SGD(lr=0.01,
-                 momentum=0.9). Or a torch.optim one of the module's parameters. That is slower: each rank's step is
-                 made first, and its changes are then exchanged like the gradient of an SGD with a rate of 1.
-    strategy     None: GossipGraD(). `gg.AllReduce()` computes what DistributedDataParallel does. Strategies compute
-                 as in a Trainer. Only asynchronous servers (ParameterServer) differ, from their first exchange on: a
-                 server answers when its process looks for requests, which a module's hooks do at other moments than a
-                 Trainer. So changes are added in another order. "auto": chosen by batch_size, as
-                 gossipgrad.strategies.Auto says; `model.decision` names it and the reason.
-    batch_size   samples of a rank and step, for "auto" and for a warning where they are few; the loop may give others.
-    comm         None: the ranks of mpiexec; or a communicator of mpi4py. For several ranks in one process there is
-                 gg.torch.replicas.
-    groups       parameters with settings of their own, as torch.optim's param_groups: a list of dicts with "params" and
-                 any of "lr", "weight_decay" and, for SGD and LARS, "momentum": groups=[{"params":
-                 net.head.parameters(), "lr": 0.1}]. Other settings, and those of parameters in no group, are the
-                 optimizer's. Schedules, and model.learning_rate, change all rates by the same factor. no_decay of the
-                 optimizer comes first.
-    overlap      True: a layer is exchanged as soon as its gradient is there, while the backward pass goes on. False:
-                 all in step(), so that gradients may be changed before (clip_grad_norm_, gradient penalties by two
-                 backward passes), and a pass may read weights beside their gradients (layer.weight.detach()).
-    compression, seed, timeout, network, trace   as of gossipgrad.Trainer. With timeout= a rank that does not come, for
-                 example because it skipped a step, is an error on those that wait.
-    on_view      called with the wrapped model and the change after ranks have died (run --survive).
-
-    Options of a Trainer alone are refused: shuffle_samples and dedicated of strategies, schedules with total="auto",
-    which need a number of steps here, and Plateau; set model.learning_rate in place of it.
-
-    The running mean and variance of batch normalisation are exchanged as the strategy exchanges weights; other buffers,
-    of all kinds, are each rank's own after the first. With strategies that average gradients SyncBatchNorm has the
-    statistics of all ranks' samples; with others it is refused. Collective; ValueError, TypeError on all ranks for
-    modules or options that are not allowed or differ, RuntimeError under torchrun, where no MPI runs.
-    """
-    try:
-        if isinstance(comm, VirtualCluster):
-            raise ValueError("comm is a VirtualCluster; allowed: gossipgrad.torch.replicas(make_module, cluster)")
-        overlap = flag("overlap", overlap)
-        layers = layers_of(module)
-        check_optimizer(optimizer, layers)
-        optimizer = with_groups(groups, optimizer, module, layers)
-    except (TypeError, ValueError) as error:
-        refuse(comm, CALL, error)
-    group = Group(
-        [module],
-        [layers],
-        optimizer=optimizer,
-        strategy=strategy,
-        compression=compression,
-        comm=comm,
-        seed=seed,
-        timeout=timeout,
-        network=network,
-        trace=trace,
-        batch_size=batch_size,
-        on_view=on_view,
-    )
-    if group.unfused and group.team.rank == 0:
-        warn("optimizer: one of torch's, whose step is a pass of its own: gossipgrad's, as gg.SGD(...), is faster")
-    return Wrapped(module, group, 0, overlap, optimizer if group.unfused else None)
