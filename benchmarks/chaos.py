@@ -86,7 +86,7 @@ def say(kind, **facts): log.write(json.dumps({"at": time.time(), "kind": kind} |
 
 class Log(gg.Callback):
     every = 1
-    epoch, step, samples, loss = 0, None, 0, 0.0
+    epoch, step, samples, loss, mean = 0, None, 0, 0.0, 0.0
 
     def on_epoch_begin(self, trainer, epoch): self.epoch, self.samples, self.loss = epoch, 0, 0.0
 
@@ -104,7 +104,8 @@ class Log(gg.Callback):
         counts = trainer.core.counts()[0]
         n, loss = counts["samples"] - self.samples, counts["loss_sum"] - self.loss
         self.step, self.samples, self.loss = step, counts["samples"], counts["loss_sum"]
-        if n > 0 and most > 0: say("step", epoch=self.epoch, samples=min(n, most), loss=loss / n)
+        self.mean = loss / n if 0 < n <= most else self.mean
+        if n > 0 and most > 0: say("step", epoch=self.epoch, samples=min(n, most), loss=self.mean)
 
     def on_epoch_end(self, trainer, record):
         say("epoch", epoch=record["epoch"], samples=record["samples"], ranks=trainer.size)
@@ -385,7 +386,9 @@ class Chaos:
         here = sum(one[0] == node for one in living)
         lost = job.ranks - len(living)
         spare = self.respawns or lost <= (job.ranks - 2) * share
-        one_less, node_less = spare and len(living) > 2, spare and nodes > 2 and len(living) - here >= 2
+        one_less, node_less = spare and len(living) > 2, nodes > 2 and len(living) - here >= 2
+        if isinstance(job, Hosts):
+            node_less = node_less and spare and len(job.relays) - nodes <= (len(job.relays) - 2) * share
         allowed = {"kill": one_less, "agent": node_less, "coordinator": COORDINATOR not in self.hit}
         kinds = [kind for kind in self.kinds if allowed.get(kind, True)]
         if not kinds:
