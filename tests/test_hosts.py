@@ -294,6 +294,19 @@ def test_lines_prove_the_secret_before_a_message_counts():
     one.close()
 
 
+def test_a_long_message_that_comes_with_the_proof_is_heard():
+    """As the hello of an agent is, when the coordinator is slow to read."""
+    one, other = pair(b"k" * 20, b"k" * 20)
+    other.send({"kind": "x", "pages": "0" * 9000})
+    wait_for(lambda: (one.receive(), one.other)[1])
+    wait_for(lambda: (other.receive(), other.proven)[1])
+    found = []
+    wait_for(lambda: (found.extend(one.receive()), found)[1])
+    assert found[0]["pages"] == "0" * 9000
+    one.close()
+    other.close()
+
+
 def ended(line):
     try:
         return line.receive() and False

@@ -19,7 +19,7 @@ from typing import Any
 SECRET = "GOSSIPGRAD_SECRET"
 SECRET_MIN = 16  # characters
 PROTOCOL = "gossipgrad-agents 2"
-_TO_PROVE = 1 << 12  # bytes of all lines before the proof
+_TO_PROVE = 1 << 12  # bytes of a line up to the proof
 _LINE_MAX = 1 << 26
 
 Message = dict[str, Any]
@@ -110,20 +110,25 @@ class Line:
             if ended:
                 break
             self.came += more
-            if len(self.came) > (_LINE_MAX if self.proven else _TO_PROVE):
-                raise DroppedError("its line is too long")
             *whole, self.came = self.came.split(b"\n")
             for text in whole:
+                self._check(text)
                 message = _parsed(text)
                 if self.proven:
                     found.append(message)
                 else:
                     self._prove(message)
+            self._check(self.came)
         if self.broken is not None and not found:
             raise self.broken
         if ended and not found:
             raise EOFError("it has closed the connection")
         return found
+
+    def _check(self, text: bytes) -> None:
+        """The lines behind the proof may be long, and come together with it."""
+        if len(text) > (_LINE_MAX if self.proven else _TO_PROVE):
+            raise DroppedError("its line is too long")
 
     def _prove(self, message: Message) -> None:
         if not self.other:
