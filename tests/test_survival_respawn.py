@@ -37,7 +37,9 @@ class Dies(gg.Callback):
     epochs = []
     def _at(self, place):
         if mine.get("at") == place: os.kill(os.getpid(), signal.SIGKILL)
-    def on_step(self, trainer, step): self._at(f"step {step}")
+    def on_step(self, trainer, step):
+        trainer.stop = trainer.stop or step >= case.get("stop", step + 1)
+        self._at(f"step {step}")
     def on_epoch_end(self, trainer, record): self.epochs.append(record["epoch"]); self._at(f"epoch {record['epoch']}")
     def on_view(self, trainer, change):
         global base
@@ -114,6 +116,13 @@ def test_two_die_and_two_join(strategy, respawn):
     found, joined, errors = respawn(3, case, 2)
     assert sorted(line["joined"] for line in joined) == [3, 4], errors
     assert found["members"] == [1, 3, 4] and found["size"] == 3
+
+
+def test_a_newcomer_of_a_group_that_is_to_stop_trains_the_epoch_to_its_end(respawn):
+    """A callback has asked for the stop before the newcomer came; it is made after the epoch."""
+    found, joined, errors = respawn(2, {"own": {"1": {"at": "step 4"}}, "epochs": 5, "stop": 5}, 1)
+    assert [line["joined"] for line in joined] == [2], errors
+    assert found["epochs"] == [[1], [1]] and set(found["counts"]) == {1}
 
 
 def test_a_newcomer_that_comes_too_late_ends_quietly(respawn):

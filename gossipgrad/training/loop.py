@@ -120,7 +120,8 @@ class Loop:
             if trainer.team.newcomer:
                 self._joined = newcomers.join(trainer)
                 self._pauses = self._joined["pauses"]
-            while trainer.epoch < trainer.last_epoch and not trainer.stop:
+            # A newcomer whose donor is to stop after this epoch trains it to its end, as the others do.
+            while trainer.epoch < trainer.last_epoch and (self._joined is not None or not trainer.stop):
                 self._epoch()
             mixes = final_mix and trainer.strategy.replicas_differ
             if mixes:
