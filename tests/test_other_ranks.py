@@ -207,6 +207,20 @@ def test_the_rest_of_an_epoch_goes_on_on_other_ranks(p, q, shuffle, tmp_path):
         assert moved == {round(0.1 * 2 * 4 / (4 * p), 6)}
 
 
+def test_what_goes_back_after_deaths_is_in_a_checkpoint(tmp_path):
+    """Two ranks die one after the other; the second one's samples of two views are left."""
+    data, path = one_weight_each(61), tmp_path / "c"
+    deaths = gg.VirtualCluster(5, deaths={4: 0, 2: 1}, compute_time=1.0, detect=0.4)
+    with trainer_of_weights(5, 61, gg.NoExchange(), comm=deaths) as before:
+        interrupted(before, data, path, 4, batch_size=2, epochs=1)
+        divisions = before.core.position()["divisions"]
+        assert [[2, 2, 2, 2, 0], [2, 2, 0, 2], [-1, 2, 0]] == divisions
+    with trainer_of_weights(2, 61, gg.NoExchange()) as after, pytest.warns(UserWarning, match="here are"):
+        history = after.fit(data, progress=False, batch_size=3, epochs=1, resume=path)
+        moved = [next(iter(after.weights(rank).values())).ravel() != 0 for rank in range(2)]
+        assert history.last["samples"] == 61 and (moved[0] | moved[1]).all()
+
+
 def test_an_epoch_on_three_numbers_of_ranks(tmp_path):
     """With a change of the batch size in between; the next epoch is whole."""
     data, path = one_weight_each(61), tmp_path / "c"

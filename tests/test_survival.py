@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import random
 import re
 import warnings
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
+from gossipgrad import _core
 
 SAMPLES = 61
 
@@ -90,6 +92,68 @@ def test_no_sample_is_lost(name):
         assert (own_weights(trainer) != 0).any(axis=0).all(), (name, p)
         assert history.last["samples"] == SAMPLES
         assert history.views[-1]["ranks"] == [rank for rank in range(p) if rank not in deaths]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_deaths_one_after_the_other_lose_no_sample(seed):
+    """Each is known before the next. The second rank's samples from before the first death have reached nobody."""
+    draw = random.Random(seed)
+    p, batch = draw.randint(3, 6), draw.randint(2, 3)
+    deaths = {
+        rank: draw.randint(0, SAMPLES // p // batch) for rank in draw.sample(range(p), min(draw.randint(2, 3), p - 1))
+    }
+    options = {"batch_size": batch, "compute_time": 1.0, "detect": 0.4}
+    trainer, history = trained(gg.NoExchange(), p, deaths, **options)
+    assert ((own_weights(trainer) != 0).sum(axis=0) == 1).all()
+    assert history.last["samples"] == SAMPLES
+
+
+@pytest.mark.parametrize(
+    "name, p, deaths, detect",
+    [
+        ("weights+momentum", 3, {2: 1, 0: 3}, 1.5),
+        ("quasi-global", 3, {0: 6, 1: gg.Death(step=4, after_messages=0)}, 1.5),
+        ("pull", 3, {1: 5, 0: gg.Death(step=3, after_messages=1)}, 1.5),
+        ("push", 4, {1: 0, 0: 1, 2: gg.Death(step=1, after_messages=0)}, 0.9),
+    ],
+)
+def test_messages_before_the_last_change_count(name, p, deaths, detect):
+    """The second rank's last messages before the first death met the dead: samples after the one before go back."""
+    momentum = 0.9 if name == "quasi-global" else 0.0
+    trainer, history = trained(STRATEGIES[name](), p, deaths, momentum=momentum, compute_time=1.0, detect=detect)
+    first, last = history.views
+    assert all(step < first["step"] for step in last["last_steps"]) and last["trained_again"] > 0
+    assert (own_weights(trainer) != 0).any(axis=0).all() and history.last["samples"] == SAMPLES
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_recalled_samples_are_dealt_again(seed):
+    """Divisions on p, p - 1 and p - 2 ranks; of one rank of each former part the last samples come back."""
+    draw = random.Random(seed)
+    p, count, shuffle = draw.randint(3, 5), draw.randint(60, 80), draw.random() < 0.7
+
+    def shares(ranks, divisions):
+        dealt = [_core.division(count, rank, ranks, 7, seed, shuffle, divisions) for rank in range(ranks)]
+        return [one[0].tolist() for one in dealt]
+
+    divisions: list[list[int]] = []
+    counted = 0
+    for ranks in (p, p - 1):
+        orders = shares(ranks, divisions)
+        read = [draw.randint(2, 6) for _ in range(ranks)]
+        divisions.append(read)
+        counted += sum(read)
+        if len(divisions) == 1:
+            gone, first = draw.randrange(ranks), orders
+    kept = draw.randint(0, divisions[0][gone] - 1)
+    back = first[gone][kept : divisions[0][gone]]
+    left = sorted(one for share in shares(p - 2, divisions) for one in share)
+    again = shares(p - 2, [*divisions, [-1, gone, kept]])
+    assert sorted(one for share in again for one in share) == sorted(left + back)
+    assert len(set(left + back)) == len(left + back) == count - counted + len(back)
+    for wrong in ([-1, p, 0], [-1, gone, divisions[0][gone] + 1], [-1, gone, -1], [-2, 0, 0], [-9, 0, 0]):
+        with pytest.raises(ValueError, match="go back; allowed: samples that it has read"):
+            shares(p - 2, [*divisions, wrong])
 
 
 @pytest.mark.parametrize("deaths", [{1: 4}, {1: gg.Death(step=3, after_messages=1)}, {0: 1, 1: 3}])

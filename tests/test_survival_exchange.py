@@ -16,14 +16,14 @@ from gossipgrad import _core
 SAMPLES = 61
 
 
-def trained(deaths, *, p=4, batch=3, epochs=1, strategy=None, optimizer=None, samples=SAMPLES, **options):
+def trained(deaths, *, p=4, batch=3, epochs=1, strategy=None, optimizer=None, samples=SAMPLES, cluster=None, **options):
     """Sample i moves weight i alone. Returns the exchange, the samples that living ranks trained, and the changes."""
     heard = []
     x = gg.Exchange(
         {"w": np.zeros(samples), "v": np.ones((40, 3))},
         strategy=strategy or gg.NoExchange(),
         optimizer=optimizer or gg.SGD(lr=0.1),
-        comm=gg.VirtualCluster(p, deaths=deaths),
+        comm=gg.VirtualCluster(p, deaths=deaths, **(cluster or {})),
         on_view=lambda x, change: heard.append((x.size, change)),
         **options,
     )
@@ -89,6 +89,15 @@ def test_no_sample_is_lost_and_runs_repeat(strategy):
     np.testing.assert_array_equal(*weights)
     seconds = [[{**change, "seconds": 0} for _, change in heard] for _, heard in runs]
     assert seconds[0] == seconds[1]
+
+
+@pytest.mark.parametrize("deaths, last, again", [({1: 1, 2: 2}, 1, 0), ({2: 1, 0: 2}, 0, 3)])
+def test_messages_before_the_last_change_count(deaths, last, again):
+    """A rank that dies before it has exchanged in a view has done so in the view before."""
+    x, heard = trained(deaths, strategy=gg.GossipGraD(), cluster={"compute_time": 1.0, "detect": 0.4})
+    change = heard[1][1]
+    assert (change["last_steps"], change["trained_again"]) == ([last], again) and last < heard[0][1]["step"]
+    assert (np.stack([one.weights["w"] for one in x.replicas]) != 0).any(axis=0).all()
 
 
 def test_arrays_stay_where_they_are():

@@ -13,13 +13,14 @@ static gg_status settle(void *context, int local) {
     return a->settle(a->context, local);
 }
 
-/* received: room for the dead. *again: more ranks have died since. */
+/* received: room for all ranks. *again: more ranks have died since. */
 static gg_status tell_received(const gg_agreement *a, int64_t *received, bool *again) {
     GG_TRY(a->begin(a->context));
     GG_TRY(gg_team_run(a->team, settle, (void *)a));
     for (int local = 0; local < gg_team_local(a->team); ++local) {
         if (gg_agreement_is_dead(a, a->first + local)) continue;
-        for (int i = 0; i < a->deaths; ++i) received[i] = a->received(a->context, local, a->dead[i]);
+        for (int rank = 0; rank < gg_team_size(a->team); ++rank) received[rank] = a->received(a->context, local, rank);
+        for (int i = 0; i < a->deaths; ++i) received[i] = received[a->dead[i]]; /* they ascend */
         GG_TRY(gg_team_report(a->team, local, a->deaths, received));
     }
     return gg_team_await_view(a->team, a->deaths, again);

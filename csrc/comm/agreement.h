@@ -11,8 +11,8 @@ typedef struct gg_agreement {
     gg_status (*begin)(void *context);
     /* Completes all that is in flight on a living local rank, on its thread. */
     gg_status (*settle)(void *context, int local);
-    /* As gg_membership_report, of a settled local rank. dead: a number of the former view. */
-    int64_t (*received)(void *context, int local, int dead);
+    /* As gg_membership_report, of a settled local rank. Asked for all ranks of the former view. */
+    int64_t (*received)(void *context, int local, int rank);
     void *context;
     /* Set by gg_agree_on_view. Numbers of the former view, ascending; the team's. */
     int first; /* local rank */

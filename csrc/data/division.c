@@ -19,15 +19,59 @@ int64_t gg_division_share(int64_t left, int ranks, int rank) { return left / ran
 /* Enough for every rank, if there is any. */
 static int64_t padded(int64_t left, int ranks) { return left > 0 && left < ranks ? ranks : left; }
 
+static bool is_recall(const gg_division *d) { return d->ranks == GG_RECALL && d->read[0] < 0; }
+
+static bool has_recall(const gg_divided_epoch *epoch, int k) {
+    return k < epoch->divisions && is_recall(&epoch->division[k]);
+}
+
+/* The ranks of the part behind division k. */
+static int next_ranks(const gg_divided_epoch *epoch, int k, int ranks) {
+    do ++k;
+    while (has_recall(epoch, k));
+    return k < epoch->divisions ? epoch->division[k].ranks : ranks;
+}
+
+/* What was left before division k. */
+static gg_divided_epoch before(const gg_divided_epoch *epoch, int k) {
+    gg_divided_epoch part = *epoch;
+    part.divisions = k;
+    return part;
+}
+
+/* *end: samples that the recall's rank had read. */
+static gg_status check_recall(const gg_divided_epoch *epoch, int k, int64_t *end) {
+    const int64_t *recall = epoch->division[k].read, of = -1 - recall[0];
+    int64_t all = 0, share = -1;
+    const gg_division *part = of < k - 1 ? &epoch->division[of] : NULL;
+    if (part != NULL && !is_recall(part) && recall[1] >= 0 && recall[1] < part->ranks) {
+        const gg_divided_epoch then = before(epoch, (int)of);
+        GG_TRY(gg_division_count(&then, part->ranks, &all));
+        share = gg_division_share(all, part->ranks, (int)recall[1]);
+        if (part->read[recall[1]] < share) share = part->read[recall[1]];
+    }
+    *end = share;
+    if (recall[2] >= 0 && recall[2] <= share) return GG_OK;
+    return gg_fail(GG_ERROR_ARGUMENT,
+                   "division %d: samples from %" PRId64 " on of rank %" PRId64 " in division %" PRId64
+                   " go back; allowed: samples that it has read in an earlier one",
+                   k, recall[2], recall[1], of);
+}
+
 gg_status gg_division_count(const gg_divided_epoch *epoch, int ranks, int64_t *left) {
     *left = epoch->sharding->count;
     for (int k = 0; k < epoch->divisions; ++k) {
         const gg_division *d = &epoch->division[k];
         const int64_t all = *left;
-        if (d->ranks < 1 || d->ranks > epoch->sharding->count)
+        int64_t end;
+        if (is_recall(d)) {
+            GG_TRY(check_recall(epoch, k, &end));
+            *left += end - d->read[2];
+        } else if (d->ranks < 1 || d->ranks > epoch->sharding->count) {
             return gg_fail(GG_ERROR_ARGUMENT, "division %d: %d ranks; allowed: 1 to %" PRId64 ", the samples", k,
                            d->ranks, epoch->sharding->count);
-        for (int rank = 0; rank < d->ranks; ++rank) {
+        }
+        for (int rank = 0; rank < d->ranks && !is_recall(d); ++rank) {
             const int64_t share = gg_division_share(all, d->ranks, rank);
             if (d->read[rank] < 0 || (d->read[rank] > share && d->read[rank] != GG_READ_ALL))
                 return gg_fail(GG_ERROR_ARGUMENT,
@@ -35,7 +79,7 @@ gg_status gg_division_count(const gg_divided_epoch *epoch, int ranks, int64_t *l
                                d->read[rank], share);
             *left -= d->read[rank] < share ? d->read[rank] : share;
         }
-        *left = padded(*left, k + 1 < epoch->divisions ? epoch->division[k + 1].ranks : ranks);
+        if (!has_recall(epoch, k + 1)) *left = padded(*left, next_ranks(epoch, k, ranks));
     }
     return GG_OK;
 }
@@ -72,18 +116,43 @@ static int64_t remove_read(const gg_division *d, int64_t count, uint32_t *list) 
     return left;
 }
 
+/* Appends the samples of the recall in division k. */
+static gg_status append_recalled(const gg_divided_epoch *epoch, int k, uint32_t *list, int64_t *count) {
+    gg_status status = GG_OK;
+    const int64_t *recall = epoch->division[k].read;
+    const gg_divided_epoch then = before(epoch, (int)(-1 - recall[0]));
+    const int ranks = epoch->division[then.divisions].ranks;
+    int64_t end, all;
+    uint32_t *dealt = NULL;
+    GG_TRY_CLEANUP(check_recall(epoch, k, &end));
+    GG_TRY_CLEANUP(gg_division_count(&then, ranks, &all));
+    GG_TRY_CLEANUP(gg_alloc((size_t)all * sizeof *dealt, "samples of a part", &dealt));
+    GG_TRY_CLEANUP(gg_division_list(&then, ranks, dealt));
+    for (int64_t s = recall[2]; s < end; ++s) list[(*count)++] = dealt[s * ranks + recall[1]];
+cleanup:
+    gg_free(dealt);
+    return status;
+}
+
 gg_status gg_division_list(const gg_divided_epoch *epoch, int ranks, uint32_t *ids) {
     gg_status status = GG_OK;
     uint32_t *list = NULL, *scratch = NULL;
-    int64_t left = epoch->sharding->count;
-    GG_TRY_CLEANUP(gg_alloc((size_t)left * sizeof *list, "samples of an epoch", &list));
+    int64_t left = epoch->sharding->count, room = left;
+    for (int k = 0; k < epoch->divisions; ++k) {
+        int64_t end = 0;
+        if (is_recall(&epoch->division[k])) GG_TRY_CLEANUP(check_recall(epoch, k, &end));
+        room += is_recall(&epoch->division[k]) ? end - epoch->division[k].read[2] : next_ranks(epoch, k, ranks);
+    }
+    GG_TRY_CLEANUP(gg_alloc((size_t)room * sizeof *list, "samples of an epoch", &list));
     GG_TRY_CLEANUP(gg_alloc((size_t)left * sizeof *scratch, "the order of a rank", &scratch));
     list_first(epoch, scratch, list);
     for (int k = 0; k < epoch->divisions; ++k) {
-        const int next = k + 1 < epoch->divisions ? epoch->division[k + 1].ranks : ranks;
-        const int64_t found = remove_read(&epoch->division[k], left, list);
+        if (is_recall(&epoch->division[k])) GG_TRY_CLEANUP(append_recalled(epoch, k, list, &left));
+        else left = remove_read(&epoch->division[k], left, list);
+        if (has_recall(epoch, k + 1)) continue;
+        const int64_t found = left;
         if (!epoch->shuffle) qsort(list, (size_t)found, sizeof *list, compare_ids);
-        left = padded(found, next);
+        left = padded(found, next_ranks(epoch, k, ranks));
         for (int64_t i = found; i < left; ++i) list[i] = list[i - found];
     }
     memcpy(ids, list, (size_t)left * sizeof *ids);

@@ -144,13 +144,15 @@ void gg_loader_done(const gg_loader *loader, int64_t step, int64_t *done) {
     for (int rank = 0; rank < loader->options.sharding.size; ++rank) done[rank] = batch_begin(loader, rank, step);
 }
 
+int64_t gg_loader_rank_read_by(const gg_loader *loader, int rank, int64_t step) {
+    const int64_t all = shard_of(loader, rank), ones = loader->done[rank] + step - loader->begun;
+    const bool last = loader->options.batch == 1 && !loader->options.drop_last && ones >= all;
+    return last ? all : batch_begin(loader, rank, step);
+}
+
 void gg_loader_read_by(const gg_loader *loader, int64_t step, int64_t *read) {
-    gg_loader_done(loader, step, read);
-    if (loader->options.batch > 1 || loader->options.drop_last) return;
-    for (int rank = 0; rank < loader->options.sharding.size; ++rank) {
-        const int64_t all = shard_of(loader, rank);
-        if (loader->done[rank] + step - loader->begun >= all) read[rank] = all;
-    }
+    for (int rank = 0; rank < loader->options.sharding.size; ++rank)
+        read[rank] = gg_loader_rank_read_by(loader, rank, step);
 }
 
 int64_t gg_loader_begun(const gg_loader *loader) { return loader->begun; }
@@ -345,6 +347,14 @@ void gg_loader_destroy(gg_loader *loader) {
     gg_free(loader->done);
     gg_free(loader->left);
     gg_free(loader);
+}
+
+void gg_loader_rest(gg_loader *loader) {
+    gg_prefetch_destroy(loader->prefetch);
+    gg_free(loader->order);
+    gg_free(loader->rows);
+    loader->prefetch = NULL;
+    loader->order = loader->rows = NULL;
 }
 
 /* ---- reading ---- */

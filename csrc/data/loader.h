@@ -74,6 +74,8 @@ gg_status gg_loader_create(const gg_dataset *set, const gg_loader_options *optio
  * GG_EPOCH_EVALUATION. */
 gg_status gg_loader_create_range(const gg_dataset *set, int64_t begin, int64_t end, int64_t batch, gg_loader **out);
 void gg_loader_destroy(gg_loader *loader);
+/* It reads no more: memory and threads for that end. Questions about its epoch are still answered. */
+void gg_loader_rest(gg_loader *loader);
 int64_t gg_loader_steps(const gg_loader *loader); /* of this epoch */
 /* Orders the samples for epoch e = 0, 1, ..., and starts to read ahead from step `step`. The loader's former position
  * makes no difference. Allocates nothing. */
@@ -93,6 +95,7 @@ void gg_loader_done(const gg_loader *loader, int64_t step, int64_t *done);
 /* Samples of each rank read before `step`, for a division. With batches of one, gg_loader_done leaves a rank its last
  * sample to read again; this counts the sample as read. */
 void gg_loader_read_by(const gg_loader *loader, int64_t step, int64_t *read);
+int64_t gg_loader_rank_read_by(const gg_loader *loader, int rank, int64_t step); /* gg_loader_read_by of one rank */
 /* If samples move: exchanges of a batch made before step t is read. */
 int64_t gg_loader_exchanges(const gg_loader *loader, int64_t step);
 /* Samples of rank `rank` (any rank, pure) in step t of this epoch; 0 before gg_loader_begun. */

@@ -35,6 +35,14 @@ gg_status gg_peers_model_forward(const gg_arena_layout *layout, const double *st
     return GG_OK;
 }
 
+static size_t received_count(const gg_peers *p) {
+    return (size_t)gg_team_most_local(p->team) * (size_t)gg_team_identities(p->team);
+}
+
+void gg_peers_forget_received(gg_peers *p) {
+    for (size_t i = 0; p->received != NULL && i < received_count(p); ++i) p->received[i] = -1;
+}
+
 gg_status gg_peers_create(const gg_exchange_options *options, const double *step_seconds, gg_team *team,
                           gg_peers **out) {
     gg_status status = GG_OK;
@@ -66,6 +74,9 @@ gg_status gg_peers_create(const gg_exchange_options *options, const double *step
             gg_peers_model_forward(layout, step_seconds, gg_team_size(team), &forward, &p->options.costs.least));
         p->options.costs.forward = forward;
     }
+    if (gg_team_view(team) != NULL)
+        GG_TRY_CLEANUP(gg_alloc(received_count(p) * sizeof *p->received, "received steps", &p->received));
+    gg_peers_forget_received(p);
     GG_TRY_CLEANUP(gg_team_run(team, peers_create, p));
     *out = p;
 cleanup:
@@ -97,6 +108,7 @@ void gg_peers_destroy(gg_peers *p) {
     }
     gg_free(p->exchange);
     gg_free(p->step_seconds);
+    gg_free(p->received);
     gg_team_release(p->team);
     gg_free(p);
 }

@@ -39,6 +39,12 @@ int64_t gg_peers_steps(const gg_peers *peers);
  * changes. GG_ERROR_PEER if too few ranks live. Collective over the living. */
 gg_status gg_peers_change_view(gg_peers *peers, bool *changed, int *living);
 
+/* gg_exchange_received of a rank of this view, or of its messages in earlier ones. Asked of all ranks when a view ends,
+ * because exchanges begin anew. */
+int64_t gg_peers_received(gg_peers *peers, int local, int rank);
+/* The steps are counted from another number on: nothing has been received. */
+void gg_peers_forget_received(gg_peers *peers);
+
 /* ---- */
 
 /* Sets the function that settles a rank, for an owner with more in flight; NULL means gg_exchange_settle. */

@@ -10,6 +10,7 @@ struct gg_peers {
     int local, buried;
     gg_exchange **exchange; /* one a local rank; then those of `buried` ranks that have died */
     double *step_seconds;   /* one a rank of the team; NULL means none */
+    int64_t *received;      /* gg_peers_received: of each local rank, one an identity; NULL if no rank dies */
     gg_status (*settle)(void *context, int local);
     void *context;
 };

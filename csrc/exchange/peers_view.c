@@ -27,9 +27,17 @@ static gg_status settle(void *context, int local) {
     return gg_peers_settle(c->peers, local);
 }
 
-static int64_t received(void *context, int local, int dead) {
+static int64_t received(void *context, int local, int rank) {
     const change *c = context;
-    return gg_exchange_received(c->peers->exchange[local], dead);
+    return gg_peers_received(c->peers, local, rank);
+}
+
+int64_t gg_peers_received(gg_peers *p, int local, int rank) {
+    const int row = gg_team_most_local(p->team) > 1 ? gg_team_identity(p->team, local) : 0;
+    int64_t *kept = p->received + row * gg_team_identities(p->team) + gg_team_view(p->team)->member[rank];
+    const int64_t now = gg_exchange_received(p->exchange[local], rank);
+    if (now > *kept) *kept = now;
+    return *kept;
 }
 
 static gg_status regroup(void *context, int local) {

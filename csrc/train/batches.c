@@ -47,8 +47,19 @@ static void forget_divisions(gg_batches *b) {
     b->divisions = 0;
 }
 
+static void forget_parts(gg_batches *b) {
+    for (int k = 0; k < b->parts; ++k) {
+        gg_loader_destroy(b->part[k].loader);
+        gg_free(b->part[k].member);
+    }
+    gg_free(b->part);
+    b->part = NULL;
+    b->parts = 0;
+}
+
 void gg_batches_clear(gg_batches *b) {
     forget_divisions(b);
+    forget_parts(b);
     gg_loader_destroy(b->loader);
     gg_sample_ring_destroy(b->ring);
     gg_shard_copy_destroy(b->shard);
@@ -155,6 +166,7 @@ static gg_status seek_samples(gg_batches *b) {
 
 gg_status gg_batches_seek(gg_batches *b, int64_t epoch, int64_t next) {
     forget_divisions(b);
+    forget_parts(b);
     gg_loader_seek(b->loader, epoch, next);
     b->epoch = epoch;
     b->next = next;
@@ -236,24 +248,65 @@ gg_status gg_batches_check_regroup(const gg_batches *b) {
     return gg_fail(GG_ERROR_ARGUMENT, "ranks that may die: not with %s, since no other rank has them", stays);
 }
 
-gg_status gg_batches_regroup(gg_batches *b, int workers, const int64_t *read) {
+/* The loader becomes that of a former part. */
+static gg_status keep_part(gg_batches *b, int ranks, const gg_redealt *how) {
     gg_status status = GG_OK;
-    const int former = b->workers;
+    int *member = NULL;
+    gg_former_part *part = NULL;
+    GG_TRY_CLEANUP(gg_alloc((size_t)ranks * sizeof *member, "members of a view", &member));
+    GG_TRY_CLEANUP(gg_calloc((size_t)b->parts + 1, sizeof *part, "parts of an epoch", &part));
+    memcpy(member, how->former, (size_t)ranks * sizeof *member);
+    for (int k = 0; k < b->parts; ++k) part[k] = b->part[k];
+    part[b->parts] = (gg_former_part){b->loader, member, b->divisions};
+    gg_loader_rest(b->loader);
+    b->loader = NULL;
+    gg_free(b->part);
+    b->part = part;
+    b->parts++;
+    part = NULL;
+    member = NULL;
+cleanup:
+    gg_free(part);
+    gg_free(member);
+    return status;
+}
+
+int64_t gg_batches_recall(const gg_batches *b, int part, int identity, int64_t step, int64_t *recall) {
+    const gg_former_part *p = &b->part[part];
+    const gg_division *division = &b->division[p->division];
+    const int64_t begun = gg_loader_begun(p->loader);
+    int rank = 0;
+    while (rank < division->ranks && p->member[rank] != identity) ++rank;
+    if (rank == division->ranks) return 0;
+    const int64_t kept = gg_loader_rank_read_by(p->loader, rank, step > begun ? step : begun);
+    recall[0] = -1 - p->division;
+    recall[1] = rank;
+    recall[2] = kept;
+    return kept < division->read[rank] ? division->read[rank] - kept : 0;
+}
+
+gg_status gg_batches_regroup(gg_batches *b, int workers, const gg_redealt *how) {
+    gg_status status = GG_OK;
+    const int former = b->workers, divisions = b->divisions + 1 + how->recalls;
     int64_t *none = NULL;
     gg_division *division = NULL;
     b->workers = workers;
     if (b->loader == NULL) goto cleanup;
     GG_TRY_CLEANUP(gg_calloc((size_t)workers, sizeof *none, "samples read", &none));
-    GG_TRY_CLEANUP(gg_calloc((size_t)b->divisions + 1, sizeof *division, "divisions of an epoch", &division));
+    GG_TRY_CLEANUP(gg_calloc((size_t)divisions, sizeof *division, "divisions of an epoch", &division));
     for (int k = 0; k < b->divisions; ++k) division[k] = b->division[k];
-    division[b->divisions] = (gg_division){.ranks = former, .read = read};
+    division[b->divisions] = (gg_division){.ranks = former, .read = how->read};
+    for (int k = 0; k < how->recalls; ++k)
+        division[b->divisions + 1 + k] = (gg_division){.ranks = GG_RECALL, .read = how->recall + k * GG_RECALL};
+    if (how->joined) forget_parts(b);
+    else GG_TRY_CLEANUP(keep_part(b, former, how));
     b->sharding.size = workers;
     GG_TRY_CLEANUP(make_loader(b));
     GG_TRY_CLEANUP(gg_batches_resume(b, &(gg_position){.epoch = b->epoch,
                                                        .next = b->next,
                                                        .begun = b->next,
                                                        .done = none,
-                                                       .divisions = b->divisions + 1,
+                                                       .divisions = divisions,
                                                        .division = division}));
 cleanup:
     if (status != GG_OK) forget_loader(b);

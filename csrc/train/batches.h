@@ -10,6 +10,22 @@
 #include "data/loader.h"
 #include "train/uploads.h"
 
+/* A part of the epoch on the ranks of a former view. */
+typedef struct gg_former_part {
+    gg_loader *loader; /* rests */
+    int *member;       /* identities of its ranks */
+    int division;      /* its number among the epoch's */
+} gg_former_part;
+
+/* How an epoch goes on in another view. */
+typedef struct gg_redealt {
+    const int64_t *read;   /* samples of each former training rank that count; others are read again */
+    const int *former;     /* identities of the former ranks */
+    int recalls;           /* of gg_batches_recall */
+    const int64_t *recall; /* GG_RECALL each */
+    bool joined;           /* some ranks are new, and know nothing of former parts: from here on nobody does */
+} gg_redealt;
+
 /* Zero-initialised means that there is no data. */
 typedef struct gg_batches {
     /* Set by the owner before the first call. Devices, transport and all pointed-at objects outlive the batches. */
@@ -31,6 +47,8 @@ typedef struct gg_batches {
     gg_sample_ring *ring;
     gg_division *division; /* of the epoch, before these ranks */
     int divisions;
+    gg_former_part *part; /* of the epoch, while no rank has joined; the last one last */
+    int parts;
     int64_t epoch, next; /* the position: batch `next` of this epoch is next; counted on by the owner */
     int64_t exchanges;   /* of moving samples, begun so far */
     gg_batch batch;      /* the current batch: targets, weights and beginnings; NULL if the set has none */
@@ -53,10 +71,12 @@ gg_status gg_batches_check(const gg_batches *batches, int workers, int64_t batch
 /* Continues in batches of `batch` samples; in the middle of an epoch with its unread samples. Settled; gg_batches_check
  * allows it. After a failure there is no data. Collective. */
 gg_status gg_batches_rebatch(gg_batches *batches, int64_t batch);
-/* Continues the epoch on the `workers` ranks that the transport has now, with the samples that no rank has read. read:
- * samples of each former training rank that count, or fewer than it has read: the others are read again. Nothing is in
- * flight; gg_batches_check_regroup allows it. */
-gg_status gg_batches_regroup(gg_batches *batches, int workers, const int64_t *read);
+/* Continues the epoch on the `workers` ranks that the transport has now, with the samples that no rank has read.
+ * Nothing is in flight; gg_batches_check_regroup allows it. */
+gg_status gg_batches_regroup(gg_batches *batches, int workers, const gg_redealt *how);
+/* Samples that a rank has read in a former part by steps from `step` of the epoch on; if there are some, recall (of
+ * GG_RECALL numbers) deals them again. */
+int64_t gg_batches_recall(const gg_batches *batches, int part, int identity, int64_t step, int64_t *recall);
 /* Continues at the position of `workers` ranks, this newcomer among them, in batches of `batch`. It has begun the set.
  */
 gg_status gg_batches_join(gg_batches *batches, int workers, int64_t batch, const gg_position *at);

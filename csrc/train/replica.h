@@ -174,9 +174,9 @@ gg_status gg_replica_reshape(gg_replica *replica, const gg_reshape *how);
 gg_status gg_replica_hold(gg_replica *replica);
 /* A new view of the ranks. */
 typedef struct gg_regrouping {
-    int64_t view;            /* its number */
-    gg_exchange_costs costs; /* as of gg_exchange_rebuild */
-    const int64_t *read;     /* as of gg_batches_regroup */
+    int64_t view;                   /* its number */
+    gg_exchange_costs costs;        /* as of gg_exchange_rebuild */
+    const struct gg_redealt *dealt; /* as of gg_batches_regroup */
     /* Counts of the dead, added to this rank's: not steps and seconds, which ranks share. NULL means none. */
     const gg_progress_counts *inherited;
 } gg_regrouping;

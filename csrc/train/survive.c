@@ -23,7 +23,7 @@ void gg_replica_read_before(const gg_replica *r, int64_t step, int64_t *read) {
 gg_status gg_replica_regroup(gg_replica *r, const gg_regrouping *how) {
     gg_status status = GG_OK;
     GG_TRY_CLEANUP(gg_replica_renew_exchange(r, &how->costs, how->view));
-    GG_TRY_CLEANUP(gg_batches_regroup(&r->data, gg_exchange_workers(r->exchange), how->read));
+    GG_TRY_CLEANUP(gg_batches_regroup(&r->data, gg_exchange_workers(r->exchange), how->dealt));
     GG_TRY_CLEANUP(gg_replica_plan_next(r));
     if (how->inherited != NULL) gg_progress_counts_add(&r->held_counts, how->inherited);
     gg_replica_set_counts(r, &r->held_counts);
@@ -64,10 +64,10 @@ static gg_status settle(void *context, int local) {
     return c->breaks ? gg_replica_break(replica) : gg_replica_end_epoch(replica);
 }
 
-static int64_t received(void *context, int local, int dead) {
+static int64_t received(void *context, int local, int rank) {
     const gg_trainer_change *c = context;
     gg_exchange *x = gg_replica_exchange(c->trainer->replica[local]);
-    return c->breaks ? gg_exchange_state(x)->step - 1 : gg_exchange_received(x, dead);
+    return c->breaks ? gg_exchange_state(x)->step - 1 : gg_peers_received(c->trainer->peers, local, rank);
 }
 
 static gg_status hold(void *context, int local) {
@@ -79,11 +79,25 @@ static gg_status regroup(void *context, int local) {
     const gg_trainer_change *c = context;
     const gg_regrouping how = {.view = gg_team_view(c->trainer->team)->number,
                                .costs = c->costs,
-                               .read = c->read,
+                               .dealt = &c->dealt,
                                .inherited = local == c->heir ? &c->trainer->inherited : NULL};
     if (local >= c->stay) return gg_trainer_take(c, local);
     GG_TRY(gg_replica_regroup(c->trainer->replica[local], &how));
     return gg_trainer_give(c, local);
+}
+
+/* Samples of former parts of the epoch go back, too, if a rank has died whose last message there has met a dead one. */
+static void recall_samples(gg_trainer_change *c, const gg_replica *replica, int i) {
+    const gg_batches *data = &replica->data;
+    const gg_view *view = gg_team_view(c->trainer->team);
+    const int64_t step = data->next - (*data->step - (view->last[i] + 1)); /* of the epoch */
+    for (int part = 0; part < data->parts && step < gg_loader_begun(data->loader); ++part) {
+        int64_t *recall = c->recall + c->dealt.recalls * GG_RECALL;
+        const int64_t count = gg_batches_recall(data, part, view->died[i], step, recall);
+        c->recalled[c->agreement.dead[i]] += count;
+        c->out->again += count;
+        c->dealt.recalls += count > 0;
+    }
 }
 
 /* Samples that count, of each rank of the former view: all of the living, of the dead those up to the step that the
@@ -99,6 +113,7 @@ static void count_samples(gg_trainer_change *c, const gg_replica *replica) {
         gg_replica_read_before(replica, view->last[i] + 1, c->scratch);
         c->read[dead] = c->scratch[dead];
         if (made > c->read[dead]) c->out->again += made - c->read[dead];
+        recall_samples(c, replica, i);
     }
 }
 
@@ -121,6 +136,7 @@ static gg_progress_counts counts_of_dead(gg_trainer_change *c, const gg_replica 
         return (gg_progress_counts){0};
     gg_progress_counts counts = last->counts;
     counts.samples += read_before(c, replica, made, view->died[i]) - read_before(c, replica, last->made, view->died[i]);
+    counts.samples -= c->recalled[c->agreement.dead[i]];
     const gg_ledger_entry *exact = gg_ledger_after(ledger, made);
     if (exact == NULL) exact = last;
     const double share = exact->counts.samples > 0 ? (double)counts.samples / (double)exact->counts.samples : 0;
@@ -218,12 +234,24 @@ static gg_status next_view(gg_trainer_change *c, bool *changes, bool *whole) {
     return c->breaks ? gg_trainer_mend(t, whole) : GG_OK;
 }
 
+static bool has_joined(const gg_trainer_change *c) {
+    const gg_view *view = gg_team_view(c->trainer->team);
+    bool joined = false;
+    for (int i = 0; i < view->members; ++i) {
+        int rank = 0;
+        while (rank < c->formers && c->former[rank] != view->member[i]) ++rank;
+        joined = joined || rank == c->formers;
+    }
+    return joined;
+}
+
 /* All members of the view stand at one step: each makes its exchange anew, newcomers take their state. */
 static gg_status go_on(gg_trainer_change *c) {
     gg_status status = GG_OK;
     gg_trainer *t = c->trainer;
     double *forward = NULL;
     gg_link link;
+    c->dealt.joined = has_joined(c);
     gg_trainer_place_seconds(t);
     GG_TRY_CLEANUP(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), &forward, &c->costs));
     GG_TRY_CLEANUP(gg_peers_link(t->peers, &gg_exchange_asked(gg_replica_exchange(c->first))->strategy,
@@ -240,16 +268,23 @@ static void change_free(gg_trainer_change *c) {
     gg_free(c->read);
     gg_free(c->scratch);
     gg_free(c->former);
+    gg_free(c->recall);
+    gg_free(c->recalled);
 }
 
 static gg_status change_begin(gg_trainer_change *c) {
     gg_team *team = c->trainer->team;
     const size_t ranks = (size_t)gg_team_size(team);
+    c->formers = (int)ranks;
     c->agreement = (gg_agreement){.team = team, .begin = begin, .settle = settle, .received = received, .context = c};
     GG_TRY(gg_calloc(ranks, sizeof *c->read, "samples read", &c->read));
     GG_TRY(gg_calloc(ranks, sizeof *c->scratch, "samples read", &c->scratch));
     GG_TRY(gg_calloc(ranks, sizeof *c->former, "members", &c->former));
     if (gg_team_view(team) != NULL) memcpy(c->former, gg_team_view(team)->member, ranks * sizeof *c->former);
+    const size_t recalls = ranks * (size_t)c->trainer->replica[0]->data.parts;
+    GG_TRY(gg_calloc(recalls * GG_RECALL, sizeof *c->recall, "samples that go back", &c->recall));
+    GG_TRY(gg_calloc(ranks, sizeof *c->recalled, "samples that go back", &c->recalled));
+    c->dealt = (gg_redealt){.read = c->read, .former = c->former, .recall = c->recall};
     return GG_OK;
 }
 

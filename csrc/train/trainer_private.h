@@ -3,6 +3,7 @@
 #define GG_TRAIN_TRAINER_PRIVATE_H
 
 #include "comm/agreement.h"
+#include "train/batches.h"
 #include "train/newcomer.h"
 #include "train/trainer.h"
 
@@ -39,9 +40,12 @@ typedef struct gg_trainer_change {
     bool breaks;             /* gg_trainer_breaks */
     const gg_replica *first; /* local one that lives */
     int64_t *read, *scratch; /* one a rank of the former view */
-    int *former;             /* identities of its members */
-    int heir;       /* local rank that counts for the dead from here on; -1 means that another process has it */
-    bool uncounted; /* a view of this change has passed whose first rank has not counted what it inherited */
+    int *former, formers;    /* identities of its members, and their number */
+    gg_redealt dealt;
+    int64_t *recall;   /* the dealt's */
+    int64_t *recalled; /* of each rank: samples of former parts of the epoch that go back */
+    int heir;          /* local rank that counts for the dead from here on; -1 means that another process has it */
+    bool uncounted;    /* a view of this change has passed whose first rank has not counted what it inherited */
     gg_exchange_costs costs;
     gg_view_change *out;
     int stay; /* local ranks that go on; those behind them are newcomers */
