@@ -49,6 +49,7 @@ class Dies(gg.Callback):
             assert trainer.step == change["step"] and trainer.size == len(change["ranks"])
             print(json.dumps({"joined": me, "rank": trainer.rank, "views": len(trainer.history.views)}), flush=True)
         self._at("view")
+        if change["joined"]: self._at("joined")
 
 history = trainer.fit(x, y, validation=(x[:50], y[:50]), epochs=case.get("epochs", 2), batch_size=2, progress=False,
                       callbacks=[Dies()])
@@ -57,6 +58,7 @@ seen = trainer.gather(json.dumps(Dies.epochs).encode())
 if trainer.rank == 0:
     print(json.dumps({
         "size": trainer.size, "views": history.views, "counts": np.stack(rows).sum(axis=0).tolist(),
+        "samples": [record["samples"] for record in history],
         "members": trainer.members, "hashes": history.weights_sha256, "epochs": [json.loads(one) for one in seen]}))
 """
 
@@ -123,6 +125,14 @@ def test_a_newcomer_of_a_group_that_is_to_stop_trains_the_epoch_to_its_end(respa
     found, joined, errors = respawn(2, {"own": {"1": {"at": "step 4"}}, "epochs": 5, "stop": 5}, 1)
     assert [line["joined"] for line in joined] == [2], errors
     assert found["epochs"] == [[1], [1]] and set(found["counts"]) == {1}
+
+
+def test_counts_of_the_dead_stay_where_ranks_join(respawn):
+    """Rank 0 counts what rank 2 has trained, a view without deaths comes, and rank 1 counts both."""
+    own = {"2": {"at": "step 6"}, "0": {"at": "joined"}}
+    found, joined, errors = respawn(3, {"own": own, "strategy": "gg.GossipGraD()", "epochs": 1}, 1)
+    assert [line["joined"] for line in joined] == [3] and found["members"] == [1, 3], errors
+    assert names(found["views"], "died") == [2, 0] and 600 <= found["samples"][0] < 603
 
 
 def test_a_newcomer_that_comes_too_late_ends_quietly(respawn):

@@ -27,7 +27,6 @@ gg_status gg_replica_regroup(gg_replica *r, const gg_regrouping *how) {
     GG_TRY_CLEANUP(gg_replica_plan_next(r));
     if (how->inherited != NULL) gg_progress_counts_add(&r->held_counts, how->inherited);
     gg_replica_set_counts(r, &r->held_counts);
-    if (how->inherited != NULL) gg_replica_tell_counts(r, *r->data.step); /* before a view without deaths comes */
     gg_replica_record(r, "change of the view", r->view_begin, -1);
 cleanup:
     if (status != GG_OK) gg_exchange_dismantle(r->exchange);
