@@ -12,6 +12,8 @@ from test_hosts import Fake
 from test_net import wait_for
 from test_survival_respawn import SCRIPT, names
 
+from gossipgrad.launch import lines, start
+
 coordinated = test_hosts.coordinated  # a fixture
 
 BEGAN = """
@@ -117,7 +119,7 @@ def test_random_deaths_of_a_rank_and_the_coordinator(seed, job):
     """Nothing of the dead rank counts without an exchange: living ranks train on each sample exactly once."""
     draw = random.Random(seed)
     own = {str(draw.randrange(4)): {"at": f"step {draw.randint(2, 40)}"}, "4": {"at": draw.choice(["build", "never"])}}
-    one = job(own=own, epochs=1, delay=0.03)
+    one = job(own=own, epochs=1, delay=0.03, samples=1200)
     coordinators = [one.coordinate()]
     agents = [one.agent(node, respawn=3) for node in (0, 1)]
     wait_for(lambda: one.trains())
@@ -127,8 +129,57 @@ def test_random_deaths_of_a_rank_and_the_coordinator(seed, job):
         coordinators[-1].wait()
         coordinators.append(one.coordinate(f"next{number}"))
     wait_all(one, *agents, coordinators[-1])
+    assert set(told(one)[0]["counts"]) == {1}, errors(one)
+
+
+# ---- hosts that join
+
+
+@pytest.mark.core(1)
+def test_a_host_joins(job):
+    """The next coordinator knows of it, too."""
+    one = job(epochs=2, strategy="gg.GossipGraD()", samples=1200)
+    first = one.coordinate()
+    agents = [one.agent(node, respawn=3) for node in (0, 1)]
+    wait_for(one.trains)
+    agents.append(one.join(2))
+    wait_for(lambda: "rank 5 (new) joins" in one.said("agent9"))
+    first.kill()
+    first.wait()
+    wait_all(one, *agents, one.coordinate("second"))
     found, joined = told(one)
-    assert set(found["counts"]) == {1} and len(joined) >= 1, errors(one)
+    assert joined == [4, 5] and found["members"] == [0, 1, 2, 3, 4, 5]
+    assert "node 2 joins" in one.said("coordinator")
+
+
+@pytest.mark.full
+def test_a_host_whose_agent_was_killed_comes_back(job):
+    one = job(epochs=3, samples=1200)
+    coordinator_ = one.coordinate()
+    agents = [one.agent(node, respawn=2, lease="2") for node in (0, 1)]
+    wait_for(one.trains)
+    agents[1].kill()
+    back = one.join(2)
+    wait_all(one, agents[0], back, coordinator_)
+    found, joined = told(one)
+    assert joined == [4, 5] and found["members"] == [0, 1, 4, 5]
+    assert sorted(names(found["views"], "died")) == [2, 3]
+
+
+@pytest.mark.full
+def test_new_ranks_that_cannot_join_end_and_the_others_go_on(job):
+    """One has other options; one is more than the job takes; then no host may join."""
+    one = job(own={"4": {"lr": 0.3}}, epochs=2)
+    coordinator_ = one.coordinate()
+    agents = [one.agent(node, respawn=1) for node in (0, 1)]
+    wait_for(one.trains)
+    wait_all(one, one.join(2), codes=[2])
+    assert "1 of the new ranks cannot join; allowed: 1 in all (--respawn)" in one.said("agent9")
+    assert "this newcomer cannot join: lr is 0.3 here, 0.1 in the group" in one.said("agent9")
+    wait_all(one, one.join(1, "agent8"), codes=[2])
+    assert "the job takes no more new ranks; allowed: 1 in all (--respawn)" in one.said("agent8")
+    wait_all(one, *agents, coordinator_)
+    assert told(one)[0]["members"] == [0, 1, 2, 3]
 
 
 # ---- in one process
@@ -158,6 +209,51 @@ def test_numbers_of_new_ranks(coordinated):
     agents[0].say("beat", number=1, pages={}, finished=[0])
     agents[1].say("beat", number=1, pages={}, finished=[1])
     assert agents[0].hears("end")["code"] == 0  # rank 3 has nobody left to join
+
+
+def test_a_node_that_joins_gets_the_job(coordinated):
+    begin, said = coordinated
+    one, port = begin()
+    early = Fake(port, 9)
+    early.say("join", token="e")
+    assert "no job trains here" in early.hears("refused")["why"]
+    facts = {"size": 2, "nodes": 2, "respawn": 1}
+    agents = [Fake(port, node).hello(**facts) for node in (0, 1)]
+    start_ = agents[0].hears("start")
+    node = Fake(port, 9)
+    node.say("join", token="n")
+    joined = node.hears("joined")
+    assert joined["node"] == 2 and joined["facts"] == [2, 2, 1, 1, 600.0]
+    assert {**joined, "kind": "start", "node": 0, "facts": 0} == {**start_, "node": 0, "facts": 0}
+    node.say("want", addresses=[["127.0.0.1", 5]])
+    assert node.hears("given")["addresses"] == {"0": ["127.0.0.1", 1], "1": ["127.0.0.1", 1]}
+    one.nodes[2].last -= 3600  # it was silent for so long
+    assert agents[0].hears("freeze")["ranks"] == [2]
+    assert "node 2 (rank 2) is dead: nothing heard" in said[-1]
+    late = Fake(port, 9)
+    late.say("join", token="l")
+    assert "takes no more new ranks; allowed: 1 in all" in late.hears("refused")["why"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "join: HOST:PORT is missing"),
+        (["a:1", "--lease", "3", "train"], "join: --lease; allowed: -n --threads"),
+        (["a:1", "--stdin", "train"], "join: --stdin; allowed: -n --threads"),
+    ],
+)
+def test_wrong_words_of_join_are_named(words, text, monkeypatch):
+    monkeypatch.setenv(lines.SECRET, test_hosts.KEY)
+    with pytest.raises(start.LaunchError, match=text):
+        start.plan(start.join_words(words))
+
+
+def test_the_words_of_join(monkeypatch):
+    monkeypatch.setenv(lines.SECRET, test_hosts.KEY)
+    made = start.plan(start.join_words(["a:1", "--grace", "5", "--bind", "none", "train"])).command
+    text = " ".join(made)
+    assert "-n 1 --coordinator a:1 --lease 5 --grace 5 --join" in text and "--node" not in made
 
 
 def test_another_coordinator_takes_over_new_ranks(coordinated):

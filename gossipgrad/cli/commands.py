@@ -44,7 +44,7 @@ _COMMANDS: dict[str, tuple[Callable[[Parser], None], Callable[[argparse.Namespac
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all sub-commands except run, whose words belong to the launcher."""
+    """The parser of all sub-commands except run and join, whose words belong to the launcher."""
     how = {"prog": "gossipgrad", "usage": "%(prog)s COMMAND [options]"}
     top = Parser(**how, description="Data-parallel training that communicates by gossip.", epilog=_FIRST)
     top.add_argument("--version", action="version", version=f"gossipgrad {environment.VERSION}", help="print it")
@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
         title="commands", dest="command", metavar="COMMAND", required=True, parser_class=Parser, prog="gossipgrad"
     )
     commands.add_parser("run", help="start ranks with mpiexec: gossipgrad run -n 4 train ...", add_help=False)
+    commands.add_parser("join", help="start new ranks of a job of several hosts that trains", add_help=False)
     for name, (add_options, _, help_) in _COMMANDS.items():
         add_options(commands.add_parser(name, help=help_))
     return top
@@ -111,10 +112,10 @@ def _text(error: Exception) -> str:
     return one_line(error) if plain else f"{type(error).__name__}: {one_line(error)}"
 
 
-def _run(words: list[str]) -> int:
-    """gossipgrad run; its own output may have no reader, or no room."""
+def _run(words: list[str], join: bool) -> int:
+    """gossipgrad run or join; its own output may have no reader, or no room."""
     try:
-        return start.main(words, _check, checkpoint_files.last_checkpoint)
+        return start.main(words, _check, checkpoint_files.last_checkpoint, join)
     except BrokenPipeError:
         _to_nobody()
     except OSError as error:
@@ -131,8 +132,8 @@ def main(argv: list[str]) -> int:
     An error is one line on stderr, with the traceback before it if GOSSIPGRAD_TRACEBACK=1. Under MPI it ends all ranks.
     """
     argv = argv or ["--help"]
-    if argv[:1] == ["run"]:
-        return _run(argv[1:])
+    if argv[0] in ("run", "join"):
+        return _run(argv[1:], argv[0] == "join")
     signal.signal(signal.SIGTERM, _terminate)
     checkpoint: str | None = None  # named when a signal ends the command
     try:

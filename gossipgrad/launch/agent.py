@@ -68,6 +68,7 @@ class Agent(Job):
         self.told: dict[int, bytes] = {}
         self.newcomers: list[list[Any]] = []  # of all nodes: number, node, address
         self.wanted: list[tuple[socket.socket, int]] = []  # listeners and places of new ranks without a number
+        self.last_code = 1  # of the last rank here that has died
         self.finished: list[int] = []  # ranks here that have ended without a death
         if self.begun is not None:
             self._view(self.begun)
@@ -358,9 +359,11 @@ class Agent(Job):
             self._start_rank(rank, found[1], found[0].fileno(), addresses=others)
             found[0].close()
         if m["none_left"]:
-            if self.joining and not self.running:
-                say(f"the job takes no more new ranks; allowed: {self.spare} in all (--respawn)")
+            if self.joining:
+                say(f"{len(self.wanted)} of the new ranks cannot join; allowed: {self.spare} in all (--respawn)")
                 self.code = self.code or 2
+            elif not self.running:
+                self.code = self.code or self.last_code
             for one, _ in self.wanted:
                 one.close()
             self.wanted.clear()
@@ -414,8 +417,9 @@ class Agent(Job):
         say(f"rank {rank} {_how(code)}")
         self._tell_died(rank, code)
         self._respawn(rank)
+        self.last_code = code if code > 0 else 128 - code if code < 0 else 1
         if not self.running and not self.wanted:
-            self.code = self.code or (code if code > 0 else 128 - code)
+            self.code = self.code or self.last_code
 
     def _tell_died(self, rank: int, code: int) -> None:
         self.dead[rank] = code

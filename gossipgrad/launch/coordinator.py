@@ -220,7 +220,8 @@ class Coordinator:
         elif not 0 <= number < len(self.nodes):
             why = f"node {number}; allowed: 0 to {facts.nodes - 1}"
         elif self.nodes[number].state in ("left", "dead"):
-            why = f"node {number} has {'ended' if self.nodes[number].state == 'left' else 'been declared dead'}"
+            dead = "been declared dead; allowed: gossipgrad join, with --respawn"
+            why = f"node {number} has {'ended' if self.nodes[number].state == 'left' else dead}"
         elif self.nodes[number].token not in ("", m["token"]):
             why = f"node {number} is another process"
         if why:

@@ -66,8 +66,9 @@ command sets.
 MORE = """
 options of --survive (docs/survival.md):
   --min-ranks N       fewer than N ranks end (default: 1)
-  --respawn N         a new rank is started for each that dies, at most N in
-                      all, and joins the others' fit (default: 0)
+  --respawn N         a new rank is started for each that dies, and joins the
+                      others' fit: at most N in all, with those of "gossipgrad
+                      join" (default: 0)
   --stopped SECONDS   a rank that SIGSTOP has stopped for longer is killed, and
                       counts as dead (default: 10)
   --coordinator HOST:PORT
@@ -82,6 +83,20 @@ options of --survive (docs/survival.md):
                       they save and end (default: 60)
 """
 
+JOIN = """\
+usage: gossipgrad join HOST:PORT [options] COMMAND ...
+
+Starts new ranks on this host, which join the training of a job of several
+hosts: HOST:PORT is its coordinator's, and GOSSIPGRAD_SECRET its secret.
+COMMAND is that of the job. It takes at most --respawn N new ranks in all.
+
+options (before COMMAND):
+  -n RANKS            how many processes (default: 1)
+  --threads, --bind, --stopped, --grace, --save-on-signal, --print
+                      as of gossipgrad run
+  -h, --help          this text
+"""
+
 # Max ranks on one machine, and on several: more is a typing error.
 MAX_RANKS, MAX_RANKS_OF_SEVERAL = 4096, 1_000_000
 MAX_THREADS = 4096
@@ -93,6 +108,8 @@ _MANY = 8  # ranks a core from which on a start is slow enough for a report
 _OF_SURVIVAL = ("--min-ranks", "--stopped", "--respawn")
 _WITH_VALUE = ("--threads", "--hosts", "--bind", "--mpi", "--transport", "--nodes", *_OF_SURVIVAL)
 _OF_HOSTS = ("--coordinator", "--node", "--lease", "--grace")
+_JOIN = "--join"  # join_words'
+_OF_JOIN = ("-n", "--threads", "--bind", "--stopped", "--grace", "--transport", "--coordinator")
 # Sub-commands with a --threads of their own.
 _THREADED = ("train", "evaluate", "bench", "compare")
 
@@ -402,7 +419,7 @@ def plan(argv: list[str]) -> Plan:
         word = words.pop(0)
         if word == "--":
             break
-        if word in ("--print", "--stdin", "--save-on-signal", "--survive"):
+        if word in ("--print", "--stdin", "--save-on-signal", "--survive", _JOIN):
             flags.add(word)
             continue
         name, equals, value = word.partition("=")
@@ -418,6 +435,9 @@ def plan(argv: list[str]) -> Plan:
                 raise LaunchError(f"run: {word} wants a value")
             value = words.pop(0)
         options[names[name]] = value
+    joins = _JOIN in flags
+    if joins:
+        _check_join(options, flags)
     if "-n" not in options:
         late = "-n" in words[1:]
         raise LaunchError(
@@ -467,7 +487,7 @@ def plan(argv: list[str]) -> Plan:
         if hosts:
             node = _node(options.get("--node", "0"), nodes)
             here = ranks // nodes + (node < ranks % nodes)
-            hosts += ["--node", str(node)]
+            hosts += ["--join"] if joins else ["--node", str(node)]
         fits = here * threads <= cores
         made = rank_environment(here, threads, "other", here > cores, not fits, asked is not None)
         command = _net_command(ranks, nodes, here, threads if fits and options.get("--bind") != "none" else 0)
@@ -578,6 +598,20 @@ def _hosts(options: Mapping[str, str], survive: int) -> list[str]:
     return ["--coordinator", options["--coordinator"], "--lease", f"{lease:g}", "--grace", f"{grace:g}"]
 
 
+def join_words(argv: list[str]) -> list[str]:
+    """The words of `gossipgrad join` as those of run."""
+    if not argv or argv[0].startswith("-"):
+        raise LaunchError("join: HOST:PORT is missing: where is the job's coordinator?")
+    return ["--transport", "net", "--survive", "--coordinator", argv[0], _JOIN, *argv[1:]]
+
+
+def _check_join(options: dict[str, str], flags: set[str]) -> None:
+    wrong = [one for one in (*options, *sorted(flags)) if one in {*_WITH_VALUE, *_OF_HOSTS, "--stdin"} - {*_OF_JOIN}]
+    if wrong:
+        raise LaunchError(f"join: {wrong[0]}; allowed: -n --threads --bind --stopped --grace --save-on-signal --print")
+    options.setdefault("-n", "1")
+
+
 def _node(text: str, nodes: int) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= nodes:
         raise LaunchError(f"run: --node is {text!r}; allowed: 0 to {nodes - 1}")
@@ -623,26 +657,29 @@ def main(
     argv: list[str],
     check: Callable[[list[str], bool], object] = lambda words, here: None,
     last: Callable[[str | None], str] = lambda checkpoint: "",
+    join: bool = False,
 ) -> int:
-    """The sub-command 'run'; argv without the word itself. Returns the exit code.
+    """The sub-command 'run', or 'join'; argv without the word itself. Returns the exit code.
 
     check: called with the words of a sub-command before ranks are started, because each would find the same error; its
     second argument is True if all ranks will be on this host. last: the text about a checkpoint after a signal has
     ended the ranks.
     """
-    if any(word in ("-h", "--help", "--help-all") for word in _own_options(argv)):
-        print(USAGE + (MORE if "--help-all" in argv else ""), end="", flush=True)
+    own = 1 if join and argv and not argv[0].startswith("-") else 0  # behind HOST:PORT
+    if any(word in ("-h", "--help", "--help-all") for word in _own_options(argv[own:])):
+        print(JOIN if join else USAGE + (MORE if "--help-all" in argv else ""), end="", flush=True)
         return 0
     from gossipgrad.launch import leftovers
 
     try:
-        asked = plan(argv)
+        asked = plan(join_words(argv) if join else argv)
         if asked.words is not None and not asked.only_print:
             check(asked.words, not asked.elsewhere)
         if asked.openmpi and not asked.only_print:
             check_folder({**os.environ, **asked.environment})
     except LaunchError as error:
-        print(f"gossipgrad: error: {error}", file=sys.stderr)
+        text = re.sub("^run:", "join:", str(error)) if join else str(error)
+        print(f"gossipgrad: error: {text}", file=sys.stderr)
         return 2
     print(shown(asked.command, asked.environment), file=sys.stdout if asked.only_print else sys.stderr, flush=True)
     if asked.only_print:
