@@ -221,14 +221,3 @@ def test_a_module_of_torch(ranks, deaths, options, survive):
     exact = "strategy" not in options and all(where != "state" for _, where, _ in deaths)
     check(found, ranks, [rank for rank, _, _ in deaths], exact)
     assert all(value > 0 for value in found["moved"]) or deaths[0][1] == "state"
-
-
-def test_lightning_refuses(monkeypatch):
-    pytest.importorskip("lightning")
-    import gossipgrad as gg
-    import gossipgrad.torch
-    from gossipgrad.launch import origin
-
-    monkeypatch.setattr(origin, "survives", lambda: True)
-    with pytest.raises(RuntimeError, match="not with run --survive: Lightning divides.*allowed|Allowed: .*wrap"):
-        gg.torch.lightning.GossipStrategy()

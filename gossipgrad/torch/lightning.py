@@ -15,19 +15,22 @@ import io
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch.utils.data.distributed import DistributedSampler
 
 from gossipgrad.cluster import Network, VirtualCluster
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import named_keywords, warn
-from gossipgrad.launch import origin, stall
+from gossipgrad.launch import agreement, origin, stall
 from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.optim import Optimizer
 from gossipgrad.strategies import Strategy
 from gossipgrad.team import Operation, Team
+from gossipgrad.torch.lightning_survival import Samples, check_trainer, divide_validation, training_loader
 from gossipgrad.torch.modules import load_tensors
+from gossipgrad.torch.samplers import follow
 from gossipgrad.torch.synchronised import strategies_that_synchronise
 from gossipgrad.torch.wrapped import Wrapped
 from gossipgrad.torch.wrapping import wrap
@@ -52,6 +55,7 @@ except ImportError:
 stall.leave_out(os.path.dirname(_lightning_file))
 
 _STATE = "gossipgrad_state"  # the key of the training states within the optimizer's, in a checkpoint
+T = TypeVar("T")
 _LEAVING = 3.0  # seconds that the rest of a failed training waits for other ranks at its end
 _OPERATIONS: dict[str, Operation] = {
     "none": "sum",
@@ -88,6 +92,9 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
     sync_batchnorm=True works with strategies that average gradients: AllReduce, LayerwiseAllReduce and
     OverlappedAveraging.
 
+    Where ranks may die (gossipgrad run --survive), the others go on. The training set is then dealt by
+    gossipgrad.torch.BatchSampler, the last checkpoint is that of the ranks that live, and the first of them writes it.
+
     One optimizer; ValueError for several, for schedulers beside a gossipgrad optimizer, and for sync_batchnorm=True on
     several ranks under another strategy. RuntimeError under torchrun, where no MPI runs.
     """
@@ -109,12 +116,6 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         check_launcher()
         if isinstance(comm, VirtualCluster):
             raise ValueError("comm is a VirtualCluster; allowed: gossipgrad.torch.replicas, in a loop of your own")
-        if origin.survives():
-            raise RuntimeError(
-                "GossipStrategy: not with run --survive: Lightning divides the samples among the ranks that began, and "
-                "its loop calls all of them. Allowed: gossipgrad.torch.wrap in a loop of your own; or run without "
-                "--survive"
-            )
         if isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError("optimizer: one of torch's; allowed: None, for the module's own, or gossipgrad's")
         super().__init__()
@@ -127,12 +128,20 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
             "timeout": timeout,
             "network": network,
         }
-        self._team = Team(comm, timeout=timeout)
+        self._ranks = Team(comm, timeout=timeout)._core
+        self._survives = origin.survives()
+        self._samples: Samples | None = None  # where ranks may die: the batches of an epoch
+        self._part = self._ranks.rank, self._ranks.size  # of the validation sets, on all ranks of one view
         self.wrapped: Wrapped | None = None  # the module in training
         self._failed = self._clips = False
         self._left: list[Wrapped] = []  # of failed trainings: their end would wait for other ranks
 
     # ---- who and where
+
+    @property
+    def _team(self) -> Team:
+        """The ranks, those that live."""
+        return Team.around(self._ranks)
 
     @property
     def root_device(self) -> Any:
@@ -157,7 +166,8 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        return {"num_replicas": self.world_size, "rank": self.global_rank}
+        rank, size = self._part
+        return {"num_replicas": size, "rank": rank}
 
     def set_world_ranks(self) -> None:
         """Give Lightning's own messages and files to rank 0."""
@@ -182,9 +192,49 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         # Between the backward pass and the step these change gradients.
         clips = bool(trainer.gradient_clip_val) or is_overridden("configure_gradient_clipping", self.lightning_module)
         given = self.optimizers[0] if self._fused is None else self._fused
+        if self._survives:
+            check_trainer(trainer)
+            self._options["on_view"] = self._changed
         self.wrapped = wrap(self.model, given, overlap=not clips, **self._options)
         self.model: Any = self.wrapped
         self._clips = clips
+        if self._survives:
+            self._ranks = self.wrapped._group.team
+            self._part = self.global_rank, self.world_size
+
+    def _changed(self, _: Any, change: Any) -> None:
+        """Ranks have died: the first one that lives prints and writes, and the epoch has more batches."""
+        self.set_world_ranks()
+        if self._samples is not None:
+            self._samples.tell()
+
+    def _again(self, call: Callable[[], T]) -> T:
+        """The result of a collective call, which is made again if ranks have died before all had completed it."""
+        return agreement.surviving(self._ranks, call)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Where ranks may die: a loader whose batches are dealt anew, or one that follows the group."""
+        trainer = self.lightning_module.trainer
+        if self.wrapped is None or not self._survives:
+            return dataloader
+        if trainer.training:
+            made = training_loader(dataloader, trainer, self.wrapped)
+            self._samples = made.batch_sampler
+            return made
+        if isinstance(getattr(dataloader, "sampler", None), DistributedSampler):
+            follow(dataloader.sampler, *self._part)
+        return dataloader
+
+    def on_train_start(self) -> None:
+        combined = self.lightning_module.trainer.fit_loop._combined_loader
+        if self._samples is not None and len(combined.flattened) != 1:
+            raise ValueError(
+                f"train_dataloader: {len(combined.flattened)} loaders; allowed where ranks may die (run --survive): one"
+            )
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self._samples is not None:
+            self._samples.fetched()
 
     def _synchronise(self) -> None:
         """sync_batchnorm=True: BatchNorm becomes SyncBatchNorm, whose parameters are the same objects."""
@@ -215,6 +265,9 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
 
         result = self.precision_plugin._wrap_closure(model or self.lightning_module, optimizer, computed)
         wrapped.step()
+        if self._samples is not None and not self._samples.left:  # no rank has more batches of this epoch
+            self._part = self.global_rank, self.world_size
+            divide_validation(self.lightning_module.trainer, *self._part)
         return result
 
     @contextlib.contextmanager
@@ -233,10 +286,27 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         wrapped = self.wrapped
         if wrapped is None:
             return dict(super().optimizer_state(optimizer))
-        wrapped._settle("save_checkpoint")
-        of_all = wrapped._state_of_all()
-        own = of_all["optimizer"] if "optimizer" in of_all else super().optimizer_state(optimizer)
-        return {**own, _STATE: {"ranks": self._states_of_ranks(wrapped), "all": of_all}}
+
+        def states() -> dict[str, Any]:
+            wrapped._settle("save_checkpoint")
+            of_all = wrapped._state_of_all()
+            own = of_all["optimizer"] if "optimizer" in of_all else ParallelStrategy.optimizer_state(self, optimizer)
+            return {**own, _STATE: {"ranks": self._states_of_ranks(wrapped), "all": of_all}}
+
+        return self._again(states)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Rank 0 writes the file; if it dies before the file is whole, the next one does."""
+        if not self._survives:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+
+        def write() -> None:
+            with agreement.agreed(self._ranks, "save_checkpoint"):
+                if self.is_global_zero:
+                    self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+
+        self._again(write)
 
     def _states_of_ranks(self, wrapped: Wrapped) -> list[Any]:
         """On rank 0 the training state of each rank; none if one state for all ranks is as good."""
@@ -245,7 +315,10 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
             return []
         stream = io.BytesIO()
         torch.save(wrapped._own_state(), stream)
-        found = group.team.gather(stream.getvalue()) or []
+        if self._survives:  # any rank may become the first
+            found = agreement.gather(group.team, stream.getvalue(), "save_checkpoint")
+        else:
+            found = group.team.gather(stream.getvalue()) or []
         return [torch.load(io.BytesIO(one), map_location="cpu", weights_only=True) for one in found]
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -271,6 +344,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
     def teardown(self) -> None:
         """Give the module plain parameters again: the consensus, unless training was interrupted."""
         wrapped, self.wrapped = self.wrapped, None
+        self._samples = None
         if wrapped is not None:
             if self._failed:
                 wrapped._detach(_LEAVING)
@@ -287,12 +361,15 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
     # ---- messages of Lightning's
 
     def barrier(self, name: str | None = None) -> None:
-        self._team.barrier()
+        self._again(lambda: self._team.barrier())
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        data = pickle.dumps(obj) if self.global_rank == src else b""
-        own = torch.frombuffer(bytearray(data), dtype=torch.uint8).numpy() if data else None
-        return pickle.loads(self._team.broadcast(own, src).tobytes())
+        def sent() -> Any:
+            data = pickle.dumps(obj) if self.global_rank == src else b""
+            own = torch.frombuffer(bytearray(data), dtype=torch.uint8).numpy() if data else None
+            return pickle.loads(self._team.broadcast(own, src).tobytes())
+
+        return self._again(sent)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         if not isinstance(tensor, torch.Tensor):
@@ -302,7 +379,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
             raise ValueError(f"reduce_op={reduce_op!r}: allowed: {', '.join(list(_OPERATIONS)[1:])}")
         plain = tensor.detach().cpu()
         plain = plain.float() if plain.dtype in (torch.bfloat16, torch.bool) else plain
-        made = torch.from_numpy(self._team.allreduce(plain.numpy(), _OPERATIONS[name]))
+        made = torch.from_numpy(self._again(lambda: self._team.allreduce(plain.numpy(), _OPERATIONS[name])))
         made = made.to(tensor.dtype) if tensor.dtype.is_floating_point else made
         return made.to(tensor.device)
 
@@ -311,4 +388,5 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
             raise ValueError("sync_grads=True: allowed: False; what is gathered has no gradient here")
         plain = tensor.detach().cpu()
         plain = plain.float() if plain.dtype == torch.bfloat16 else plain
-        return torch.from_numpy(self._team.allgather(plain.numpy())).to(tensor.dtype).to(tensor.device)
+        found = self._again(lambda: self._team.allgather(plain.numpy()))
+        return torch.from_numpy(found).to(tensor.dtype).to(tensor.device)

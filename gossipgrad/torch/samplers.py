@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.utils.data.distributed import DistributedSampler
@@ -13,6 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 from gossipgrad.errors import warn
 
 _epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the last epoch read from each sampler
+_following: WeakSet[Any] = WeakSet()  # samplers whose rank and size `follow` sets
 _watching = False
 
 
@@ -31,9 +32,18 @@ def watch_samplers(ranks: Callable[[], Iterable[tuple[int, int]]]) -> None:
     setattr(DistributedSampler, "__iter__", read)  # noqa: B010  torch has no hook for it
 
 
+def follow(sampler: Any, rank: int, size: int) -> None:
+    """Give a DistributedSampler this rank's part of `size`; it is not checked any more."""
+    _following.add(sampler)
+    sampler.rank, sampler.num_replicas = rank, size
+    count = len(sampler.dataset)
+    sampler.num_samples = count // size if sampler.drop_last else -(-count // size)
+    sampler.total_size = sampler.num_samples * size
+
+
 def check_sampler(sampler: Any, ranks: list[tuple[int, int]]) -> None:
     """ValueError: of another rank, or number of ranks. A warning: an epoch repeats the last one's order."""
-    if not ranks:
+    if not ranks or sampler in _following:
         return
     own = (sampler.rank, sampler.num_replicas)
     if own not in ranks and sampler.num_replicas > 1:
