@@ -111,3 +111,18 @@ def test_what_is_refused():
             other.load_state_dict(state)
     with pytest.raises(ValueError, match="division 0, rank 0: 9 samples read; allowed: 0 to 3"):
         one.load_state_dict(state | {"divisions": [[9, 0, 0, 0]]})
+
+
+def test_batches_without_a_step_do_not_begin_the_epoch_again():
+    """Where ranks may die, `while sampler.left` would read all of it again, without end."""
+    survivor = SimpleNamespace(members=[0], steps=0, watch=lambda division: None, meet=lambda where: True)
+    model = SimpleNamespace(rank=0, size=1, _survivor=survivor)
+    sampler = gg.torch.BatchSampler(range(10), 2, model, accumulate=2)
+    assert len(list(sampler)) == 5
+    for _ in range(2):
+        sampler.stepped()
+    assert sampler.left == 1
+    with pytest.raises(RuntimeError, match=r"epoch 0: 1 of 5 batches were read, and no step came.*accumulate=2"):
+        iter(sampler)
+    sampler.stepped()
+    assert sampler.left == 0 and len(list(sampler)) == 5

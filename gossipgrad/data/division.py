@@ -200,6 +200,12 @@ class Division:
         last = self._iteration
         if last is not None and last.ended and last.given < len(self):
             return last
+        if last is not None and self._survivor is not None and last.ended and 0 < last.trained[-1] < last.given:
+            raise RuntimeError(
+                f"epoch {self.epoch}: {last.given - last.trained[-1]} of {last.given} batches were read, and no step "
+                f"came after them (accumulate={self.accumulate}). Allowed: model.step() after the loader's end for the "
+                "batches since the last step"
+            )
         if last is not None and (len(self._parts) > 1 or len(self._parts[0].members) != self.size):
             self._divide()
         self._iteration = _Batches(self, 0 if self._survivor is None else self._survivor.steps)
