@@ -38,6 +38,8 @@ RULES: dict[str, Rule] = {
     "LARS 2": lars(2.0),
     "LARS 8": lars(8.0),
     "LARS 32": lars(32.0),
+    "LARS 64": lars(64.0),
+    "LARS 128": lars(128.0),
 }
 STRATEGIES: dict[str, Callable[[int], gg.strategies.Strategy]] = {
     "all-reduce": lambda steps: gg.AllReduce(),

@@ -29,6 +29,7 @@ from gossipgrad.training.chosen import (
     checked_strategy,
     exchanged,
     strategy_options,
+    usual,
 )
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -44,7 +45,7 @@ def _norm_of(module: Any) -> strategies.Norm:
     parts = list(module.modules())
     if any(isinstance(one, torch.nn.GroupNorm) for one in parts):
         return "group"
-    return "batch" if any(isinstance(one, torch.nn.modules.batchnorm._NormBase) for one in parts) else "none"
+    return "batch" if any(isinstance(one, torch.nn.modules.batchnorm._BatchNorm) for one in parts) else "none"
 
 
 class Group:
@@ -107,13 +108,14 @@ class Group:
             self._share_first_weights(modules)
         notices.kernels_not_built(self.team.rank, environment.core_info())
         self.decision = ""  # which strategy "auto" has chosen, and why
-        norm = _norm_of(modules[0])
+        ranks, norm, nodes = self.team.size, _norm_of(modules[0]), machines(self.team, links_given)
+        how = {"mortal": self.team.survives, "usual": usual(optimizer or self.optimizer), "private": self.unfused}
         if isinstance(self.strategy, strategies.Auto) and samples is not None:
-            how = samples, self.team.size, norm, machines(self.team, links_given)
-            self.strategy, self.decision = strategies.choose(*how)
+            self.strategy, self.decision = strategies.choose(samples, ranks, norm, nodes, **how)
         self.exchange = exchanged(self.strategy, self.compression, self.team, links_given)
         if samples is not None:
-            self._few_samples(samples, norm, machines(self.team, links_given))
+            how["fixed"] = self.compression is not None
+            notices.few_samples(self.team, self.strategy, self.exchange, samples, norm, nodes, **how)
         self.rate: float | None = None  # by set_rate; None: the optimiser's schedule applies
         self._given = self.optimizer
         self._rates_until = 0
@@ -140,13 +142,6 @@ class Group:
     def _told(self, change: dict[str, Any]) -> None:
         if self._on_view is not None:
             self._on_view(self.members[0], change)
-
-    def _few_samples(self, samples: int, norm: strategies.Norm, nodes: int) -> None:
-        """Warn if gossip has few samples a rank."""
-        if isinstance(self.strategy, strategies.GossipGraD):
-            members = self.strategy.partners_on(self.team)[0]
-            how = self.strategy, self.exchange, samples, self.team.size, members, norm, nodes
-            notices.few_samples(self.team.rank, strategies.few_samples(*how))
 
     def _facts(
         self, module: Any, layers: Sequence[Layer], optimizer: Any, network: Network | None, timeout: float

@@ -122,6 +122,13 @@ def norm_of(net: Model) -> strategies.Norm:
     return "batch" if kinds & {"batch_norm1d", "batch_norm2d"} else "none"
 
 
+def usual(optimizer: Any) -> bool:
+    """True for SGD with momentum 0.9, of gossipgrad or torch: the cost of few samples a rank was measured with it."""
+    own = isinstance(optimizer, optim.Optimizer)
+    momentum = getattr(optimizer, "momentum", 0.0) if own else optimizer.defaults.get("momentum", 0.0)
+    return type(optimizer).__name__ == "SGD" and abs(momentum - 0.9) < 0.05
+
+
 def exchanged(
     strategy: strategies.Strategy, compression: AdaComp | None, team: _core.Team, links: Network | None
 ) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gossipgrad import strategies
 from gossipgrad._core import Team
 from gossipgrad.apoptosis import Apoptosis
 from gossipgrad.cluster import Network
@@ -19,7 +20,7 @@ from gossipgrad.data.classes import differ, one_sided
 from gossipgrad.errors import counted, warn
 from gossipgrad.history import Record
 from gossipgrad.model import Model
-from gossipgrad.strategies import GossipGraD, Partnered, Strategy
+from gossipgrad.strategies import GossipGraD, Norm, Partnered, Strategy
 
 # Settings that may differ between a run and its resume without effect on learning, or that are no options.
 _FREE = {
@@ -98,10 +99,15 @@ def slow_bfloat16(rank: int, core: Record) -> None:
         )
 
 
-def few_samples(rank: int, text: str | None) -> None:
-    """Warn of what few samples a rank cost by gossip: the result of strategies.few_samples."""
-    if rank == 0 and text is not None:
-        warn(text)
+def few_samples(
+    team: Team, strategy: Strategy, exchange: str | None, samples: int, norm: Norm, nodes: int, **how: bool
+) -> None:
+    """Warn of what few samples a rank cost by gossip, in the words of strategies.few_samples."""
+    if team.rank == 0 and isinstance(strategy, GossipGraD):
+        members = strategy.partners_on(team)[0]
+        text = strategies.few_samples(strategy, exchange, samples, team.size, members, norm, nodes, **how)
+        if text is not None:
+            warn(text)
 
 
 def sorted_samples(rank: int, train: Dataset, strategy: Strategy, workers: int) -> None:

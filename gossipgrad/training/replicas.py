@@ -42,6 +42,7 @@ from gossipgrad.training.chosen import (
     norm_of,
     simulated_seconds,
     strategy_options,
+    usual,
 )
 from gossipgrad.training.fit_state import FitState
 from gossipgrad.training.times import Times
@@ -475,17 +476,17 @@ class Replicas:
             return
         self._samples_seen = True
         machines, norm = cluster.machines(self.team, self.network), norm_of(self.net)
+        how = {"mortal": self.team.survives, "usual": usual(self.optimizer)}
         if self.undecided:
             self.undecided = False
-            strategy, self.decision = strategies.choose(samples, self.size, norm, machines, self.team.survives)
+            strategy, self.decision = strategies.choose(samples, self.size, norm, machines, **how)
             if strategy != self.strategy:
                 self.__dict__["strategy"] = strategy
                 self.exchange = exchanged(strategy, self.compression, self.team, self.network)
                 self._make()
-        elif isinstance(self.strategy, strategies.GossipGraD):
-            members = self.strategy.partners_on(self.team)[0]
-            how = self.strategy, self.exchange, samples, self.size, members, norm, machines
-            notices.few_samples(self.rank, strategies.few_samples(*how))
+        else:
+            how["fixed"] = self.compression is not None
+            notices.few_samples(self.team, self.strategy, self.exchange, samples, norm, machines, **how)
 
     def copy_weights(self) -> tuple[list[Arrays], Arrays, Model]:
         """The weights of each local rank, the consensus weights, and the network, for put_weights_back. Collective."""
