@@ -109,7 +109,11 @@ class Team:
         survives: bool = False,
         joins: list[int] | None = None,
     ) -> Team:
-        """survives: of a net whose ranks may die (net_start): the caller goes on without them. deaths: of virtual ranks: rank, step, messages sent in it before; detect: seconds until the others know. joins: the step from which each newcomer, a virtual rank beyond `size`, is ready; ascending."""
+        """survives: of a net whose ranks may die (net_start): the caller goes on without them.
+
+        deaths: of virtual ranks: rank, step, messages sent in it before. detect: seconds until the others know.
+        joins: the step from which each newcomer, a virtual rank beyond `size`, is ready; ascending.
+        """
     @property
     def kind(self) -> str: ...
     @property
@@ -353,7 +357,8 @@ class Trainer:
         """Starts epoch `epoch` (from 0), or continues at its step `step`, 0 to its steps.
 
         done: for each training rank the samples read by the steps before `begun`, in batches of other sizes.
-        divisions: for each earlier number of ranks in this epoch the samples that its ranks have read there.
+        divisions: for each earlier number of ranks in this epoch the samples that its ranks have read there. Behind
+        one, [-1 - k, r, n]: of those that rank r has read in divisions[k], all but the first n are left again.
 
         Orders the samples, including those shuffled among the ranks; zeroes the sums, and the state that layers carry.
         The steps from `step` on read the same samples as in an uninterrupted epoch.
@@ -365,7 +370,8 @@ class Trainer:
         """For each local rank since the epoch began: the parts of an epoch's sums. At rest, for checkpoints."""
     def set_counts(self, counts: list[dict[str, Any]], /) -> None: ...
     def change_view(self) -> dict[str, Any] | None:
-        """After run: goes on without the ranks that have died, and with newcomers. Returns the new view, or None without a change. "whole": False: ranks have died before newcomers had their state, so the view changes again."""
+        """After run: goes on without the ranks that have died, and with newcomers. Returns the new view, or None without
+        a change. "whole": False: ranks have died before newcomers had their state, so the view changes again."""
     def set_text(self, text: builtins.bytes, /) -> None:
         """What newcomers hear from this process's ranks beside their state."""
     def hear(self) -> builtins.bytes:
@@ -662,7 +668,7 @@ def division(
 ) -> tuple[NDArray[np.int32], int]:
     """(The order in which a rank reads its samples of an epoch, the samples of all ranks).
 
-    divisions: for each earlier number of ranks in this epoch the samples that each rank has read there.
+    divisions: as Trainer.epoch's.
     """
 
 def partners(

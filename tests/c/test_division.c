@@ -5,7 +5,7 @@
 #include "check.h"
 #include "data/loader.h"
 
-enum { MAX = 60, MAX_RANKS = 6, MAX_PARTS = 4, CASES = 2000 };
+enum { MAX = 60, MAX_RANKS = 6, MAX_PARTS = 5, CASES = 2000 };
 
 static void gather(gg_device *device, const gg_gather_args *args) {
     (void)device;
@@ -97,7 +97,7 @@ static void check_epoch(void) {
     const int64_t count = MAX_RANKS + draw(MAX - MAX_RANKS + 1);
     const gg_shard_kind kind = draw(2) ? GG_SHARD_INTERLEAVED : GG_SHARD_CONTIGUOUS;
     run r = {.options = {.sharding = {.kind = kind, .seed = 8, .count = count}, .seed = 3}};
-    const int parts = 1 + (int)draw(MAX_PARTS);
+    const int parts = 1 + (int)draw(4);
     int64_t repeats = 0;
     if (!CHECK_OK(make_set(count, &r.set))) return;
     r.options.shuffle = draw(2);
@@ -151,6 +151,44 @@ static void check_exactly_once(void) {
     for (int p = 2; p <= MAX_RANKS; ++p) check_rest(p, 1, 1, (MAX - 2) / p, true);
 }
 
+/* A part of `steps` steps. */
+static void read_steps_of_all(run *r, int ranks, int64_t steps) {
+    const int64_t end = r->at.next + steps;
+    gg_loader *loader = NULL;
+    r->options.sharding.size = ranks;
+    memset(r->done, 0, sizeof r->done);
+    for (int rank = 0; rank < ranks; ++rank) {
+        gg_loader_destroy(loader);
+        if (!CHECK_OK(make_loader(r, rank, &loader))) return;
+        read_steps(r, loader, rank, end);
+    }
+    r->division[r->at.divisions] = (gg_division){.ranks = ranks, .read = r->read[r->at.divisions]};
+    gg_loader_rest(loader);
+    gg_loader_read_by(loader, end, r->read[r->at.divisions++]);
+    gg_loader_destroy(loader);
+    r->at.next = r->at.begun = end;
+}
+
+/* Five ranks, then four; two of the dead have read `kept` samples of the first part that count. The rest of them is
+ * read a second time, and all others once. */
+static void check_recall(int64_t kept, bool shuffle) {
+    const int64_t recall[2][GG_RECALL] = {{-1, 1, kept}, {-1, 4, kept}};
+    int64_t twice = 0;
+    run r = {.options = {.sharding = {.seed = 8, .count = MAX - 1}, .seed = 3, .batch = 3, .shuffle = shuffle}};
+    r.at = (gg_position){.epoch = 1, .division = r.division, .done = r.done};
+    if (!CHECK_OK(make_set(MAX - 1, &r.set))) return;
+    read_steps_of_all(&r, 5, 2);
+    read_steps_of_all(&r, 4, 1);
+    for (int i = 0; i < 2; ++i) r.division[r.at.divisions++] = (gg_division){.ranks = GG_RECALL, .read = recall[i]};
+    read_part(&r, 3, true);
+    for (int i = 0; i < MAX - 1; ++i) {
+        CHECK(r.seen[i] == 1 || r.seen[i] == 2);
+        twice += r.seen[i] == 2;
+    }
+    CHECK_INT(twice, 2 * (6 - kept));
+    gg_dataset_release(&r.set);
+}
+
 static void check_refusals(void) {
     gg_dataset set;
     gg_loader *loader;
@@ -193,6 +231,7 @@ static void check_refusals(void) {
 int main(void) {
     for (int i = 0; i < CASES; ++i) check_epoch();
     check_exactly_once();
+    for (int64_t kept = 0; kept <= 6; kept += 2) check_recall(kept, true), check_recall(kept, false);
     check_refusals();
     CHECK_INT(gg_memory_live_bytes(), 0);
     return CHECK_RESULT;
