@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -12,6 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 from conftest import run_group
+from survival_runs import survived
 from test_net import HEAD, RUN
 from test_survival_allreduce import check_once
 
@@ -88,13 +88,8 @@ def survive(tmp_path):
     """survive(ranks, case, *options) -> (what rank 0 printed, stderr); the exit code must be 0."""
 
     def run(ranks, case, *options, code=0):
-        script = tmp_path / "script.py"
-        script.write_text(SCRIPT)
-        env = {**os.environ, "CASE": json.dumps(case)}
-        done = run_group([*RUN, "--survive", "-n", str(ranks), *options, str(script)], 60, env=env)
-        assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        return (json.loads(lines[-1]) if lines else None), done.stderr
+        lines, errors = survived(tmp_path, SCRIPT, case, "-n", str(ranks), *options, code=code)
+        return (lines[-1] if lines else None), errors
 
     return run
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 
 import pytest
 from conftest import run_group
+from survival_runs import survived
 from test_net import RUN
 
 SCRIPT = """
@@ -68,16 +68,11 @@ def respawn(tmp_path):
     """respawn(ranks, case, N, code=0) -> (what rank 0 printed last, the newcomers' lines, stderr)."""
 
     def run(ranks, case, most, code=0):
-        script = tmp_path / "script.py"
-        script.write_text(SCRIPT)
-        env = {**os.environ, "CASE": json.dumps(case)}
-        options = ["--survive", "--respawn", str(most), "-n", str(ranks)]
-        done = run_group([*RUN, *options, str(script)], 100, env=env)
-        assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
-        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        options = "--respawn", str(most), "-n", str(ranks)
+        lines, errors = survived(tmp_path, SCRIPT, case, *options, code=code, seconds=100)
         joined = [line for line in lines if "joined" in line]
         ends = [line for line in lines if "size" in line]
-        return (ends[-1] if ends else None), joined, done.stderr
+        return (ends[-1] if ends else None), joined, errors
 
     return run
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 
 import pytest
-from conftest import run_group
-from test_net import RUN
+from conftest import DEADLINE
+from survival_runs import survived
 
 COMMON = """
 import json, os, signal, sys, threading, time
@@ -123,13 +121,9 @@ def survive(tmp_path):
     """survive(script, ranks, case) -> (what the lowest rank printed, stderr)."""
 
     def run(text, ranks, case, *options, code=0):
-        script = tmp_path / "script.py"
-        script.write_text(text)
-        env = {**os.environ, "CASE": json.dumps(case), "OMP_NUM_THREADS": "1"}
-        done = run_group([*RUN, "--survive", "-n", str(ranks), *options, str(script)], env=env)
-        assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        return (json.loads(lines[-1]) if lines else None), done.stderr
+        words = "-n", str(ranks), *options
+        lines, errors = survived(tmp_path, text, case, *words, code=code, seconds=DEADLINE, OMP_NUM_THREADS="1")
+        return (lines[-1] if lines else None), errors
 
     return run
 
