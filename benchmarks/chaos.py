@@ -551,11 +551,11 @@ class Rows:
             for one in rank.of("view"):
                 self.bar(row, one["at"] - max(one["seconds"], self.least), one["at"], CHANGES)
             for fault in self.found.faults:
-                until = max(min(fault.at + fault.seconds, last), fault.at + self.least)
-                if fault.pid == rank.pid and fault.kind == "stop":
+                until = fault.at + max(fault.seconds, self.least)
+                if fault.pid == rank.pid and fault.kind == "stop":  # the rank after it is drawn over its end
                     self.bar(row, fault.at, until, STOPPED)
                 if fault.node == rank.node and fault.kind == "cut" and first < fault.at < last:
-                    self.bar(row, fault.at, until, CUT_OFF)
+                    self.bar(row, fault.at, min(until, last), CUT_OFF)
 
     def draw(self) -> None:
         found, names = self.found, []
