@@ -16,7 +16,8 @@ With --nodes the ranks belong to agents of several hosts, played by this one:
 - cut: an agent and the coordinator hear nothing of each other for at most 3 s; after `--lease` its ranks are killed
 - agent: SIGKILL of an agent, which its ranks do not outlive
 
-Where nobody replaces the dead, they are spread over the time, and two ranks are left.
+A host whose ranks have all died comes back by `gossipgrad join`. Where nobody replaces the dead, they are spread over
+the time, and two ranks are left.
 
 A run without faults trains beside it all the time (--reference beside), or after it, as long. Prints and checks, by the
 files in which each rank writes down its own steps:
@@ -57,6 +58,7 @@ from typing import Any
 from PIL import Image
 
 from gossipgrad import drawing
+from gossipgrad.errors import counted
 
 GOSSIPGRAD = [sys.executable, "-m", "gossipgrad"]
 RUN = [*GOSSIPGRAD, "run", "--transport", "net", "--survive"]
@@ -64,11 +66,11 @@ BATCH, SAMPLES = 16, 10_000
 BEFORE, BEHIND = 0.02, 0.95  # parts of the time between which faults happen
 WEIGHTS = {"kill": 6.0, "stop": 3.0, "coordinator": 3.0, "cut": 2.0, "agent": 1.0}
 NAMES = {
-    "kill": "ranks killed",
-    "stop": "ranks stopped",
-    "coordinator": "coordinators killed",
-    "cut": "nodes cut off",
-    "agent": "agents killed",
+    "kill": ("rank", "killed"),
+    "stop": ("rank", "stopped"),
+    "coordinator": ("coordinator", "killed"),
+    "cut": ("node", "cut off"),
+    "agent": ("agent", "killed"),
 }
 CUT, ABSENT = 3.0, 2.0  # greatest seconds of a cut, and without a coordinator
 COORDINATOR = -1_000_000  # its number among nodes
@@ -227,9 +229,11 @@ class Job:
         self.commands = [self.ranks_of([])]
 
     def ranks_of(self, options: list[str], node: int = 0, **env: str) -> subprocess.Popen[bytes]:
-        case = {"folder": str(self.folder), "pause": self.pause, "batch": BATCH, "node": node}
         command = [*RUN, *self.options, *options, "-n", str(self.ranks), str(self.folder / "rank.py")]
-        return self.launch(command, CASE=json.dumps(case), **env)
+        return self.launch(command, CASE=self.case(node), **env)
+
+    def case(self, node: int) -> str:
+        return json.dumps({"folder": str(self.folder), "pause": self.pause, "batch": BATCH, "node": node})
 
     def launch(self, command: list[str], **env: str) -> subprocess.Popen[bytes]:
         with open(self.folder / "errors", "a") as errors:
@@ -323,6 +327,14 @@ class Hosts(Job):
         options = ["--coordinator", self.relays[node].address, "--nodes", str(len(self.relays)), "--node", str(node)]
         return self.ranks_of(options, node, GOSSIPGRAD_SECRET=self.secret)
 
+    def join(self, node: int, ranks: int) -> subprocess.Popen[bytes]:
+        """New ranks of a host that has none any more."""
+        stopped = self.options[self.options.index("--stopped") :][:2]
+        command = [*GOSSIPGRAD, "join", self.relays[node].address, *stopped, "-n", str(ranks)]
+        command.append(str(self.folder / "rank.py"))
+        self.commands.append(self.launch(command, CASE=self.case(node), GOSSIPGRAD_SECRET=self.secret))
+        return self.commands[-1]
+
     def end(self) -> None:
         super().end()
         if self.coordinator.wait() != 0:
@@ -349,6 +361,10 @@ def wait(seconds: float) -> Callable[[Job, float], list[Fault]]:
     return no_faults
 
 
+def has_join() -> bool:
+    return subprocess.run([*GOSSIPGRAD, "join", "--help"], capture_output=True).returncode == 0
+
+
 class Chaos:
     """Calls faults at random moments."""
 
@@ -357,6 +373,8 @@ class Chaos:
         self.seconds, self.respawns, self.stop = 60 * arguments.minutes, respawns, arguments.stop
         self.kinds, self.lease, self.stopped = arguments.kinds, arguments.lease, arguments.stopped
         self.plan = sorted(self.draw.uniform(BEFORE, BEHIND) * self.seconds for _ in range(arguments.faults))
+        self.joins = respawns and has_join()
+        self.over = False
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.hit: set[int] = set()  # processes, and -1 - node, that a fault still holds
 
@@ -368,6 +386,7 @@ class Chaos:
                 self._go_on(time.time())
             if at < self.seconds and (fault := self._fault(job, at / self.seconds)):
                 done.append(fault)
+        self.over = True
         self._go_on(math.inf)
         return done
 
@@ -388,7 +407,8 @@ class Chaos:
         spare = self.respawns or lost <= (job.ranks - 2) * share
         one_less, node_less = spare and len(living) > 2, nodes > 2 and len(living) - here >= 2
         if isinstance(job, Hosts):
-            node_less = node_less and spare and len(job.relays) - nodes <= (len(job.relays) - 2) * share
+            few = len(job.relays) - nodes <= (len(job.relays) - 2) * share
+            node_less = node_less and spare and (few or self.joins)
         allowed = {"kill": one_less, "agent": node_less, "coordinator": COORDINATOR not in self.hit}
         kinds = [kind for kind in self.kinds if allowed.get(kind, True)]
         if not kinds:
@@ -401,7 +421,25 @@ class Chaos:
             longest = min(longest, 0.4 * self.lease)
         fault = Fault(kind, time.time(), pid, node, self.draw.uniform(0.1, 1) * longest)
         getattr(self, f"_{kind}")(job, fault)
+        if kind in ("agent", "cut") and self.joins:
+            assert isinstance(job, Hosts)
+            self._come_back(job, node, here, fault.at + fault.seconds + 2 * self.lease)
         return fault
+
+    def _come_back(self, job: Hosts, node: int, ranks: int, at: float) -> None:
+        """At this time, if the node has no rank left: as many join. Again, if there was no coordinator."""
+
+        def join() -> None:
+            if self.over or any(one[0] == node for one in training(job.folder)):
+                return
+            command = job.join(node, ranks)
+            self.later.append((time.time() + 2, lambda: again(command)))
+
+        def again(command: subprocess.Popen[bytes]) -> None:
+            if not self.over and command.poll() is not None:
+                join()
+
+        self.later.append((at, join))
 
     def _after(self, fault: Fault, held: int, go_on: Callable[[], None]) -> None:
         def both() -> None:
@@ -604,7 +642,7 @@ def options(arguments: argparse.Namespace) -> tuple[list[str], bool]:
     """Options of the ranks' command; are the dead replaced?"""
     own = ["--stopped", str(arguments.stopped)]
     own += ["--lease", str(arguments.lease)] if arguments.nodes > 1 else []
-    respawn = ["--respawn", str(2 * arguments.faults)]
+    respawn = ["--respawn", str(4 * arguments.faults)]
     hosts = ["--coordinator", "a:1", "--nodes", "2", "--node", "0"] if arguments.nodes > 1 else []
     asked = [*RUN, *own, *respawn, *hosts, "-n", "2", "--print", "train"]
     secret = {"GOSSIPGRAD_SECRET": 64 * "0"}
@@ -685,7 +723,8 @@ def main() -> None:
     more, again = audit(found, arguments.ranks, arguments.nodes > 1)
     rates = rates_of(arguments, found, quiet, own)
     share = found.trained() / of_living(found, rates)
-    counts = [f"{sum(one.kind == kind for one in found.faults)} {NAMES[kind]}" for kind in arguments.kinds]
+    numbers = {kind: sum(one.kind == kind for one in found.faults) for kind in arguments.kinds}
+    counts = [f"{counted(n, NAMES[kind][0])} {NAMES[kind][1]}" for kind, n in numbers.items() if n]
     text = (
         f"{arguments.ranks} ranks, {found.end - found.begin:.0f} s: {', '.join(counts)}; {100 * share:.1f} % of the "
         f"samples that as many living ranks train without faults; {again} trained again"
