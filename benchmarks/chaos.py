@@ -73,6 +73,7 @@ NAMES = {
     "agent": ("agent", "killed"),
 }
 CUT, ABSENT = 3.0, 2.0  # greatest seconds of a cut, and without a coordinator
+TO_END = 300.0  # seconds
 COORDINATOR = -1_000_000  # its number among nodes
 SHARE = 0.1  # of the time: numbers of living ranks whose rate is measured
 
@@ -155,6 +156,7 @@ class Run:
     faults: list[Fault]
     begin: float  # all of the first ranks train
     end: float
+    problems: list[str] = dataclasses.field(default_factory=list)
 
     def steps(self) -> Iterator[dict[str, Any]]:
         for rank in self.ranks:
@@ -211,6 +213,16 @@ def parent(pid: int) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith("PPid:"))
 
 
+def ended(command: subprocess.Popen[bytes]) -> int | None:
+    """Its exit code; None means that it has not ended, and was killed."""
+    try:
+        return command.wait(TO_END)
+    except subprocess.TimeoutExpired:
+        command.kill()
+        command.wait()
+        return None
+
+
 def send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -242,11 +254,10 @@ class Job:
     def said(self) -> str:
         return (self.folder / "errors").read_text()
 
-    def end(self) -> None:
-        """All ranks that train end by themselves."""
-        codes = [one.wait() for one in self.commands]
-        if 0 not in codes:
-            raise SystemExit(f"exit codes {codes}\n{self.said()}")
+    def end(self) -> list[str]:
+        """All ranks that train end by themselves; what has gone wrong."""
+        codes = [ended(one) for one in self.commands]
+        return [] if 0 in codes else [f"exit codes {codes}\n{self.said()}"]
 
     def run(self, faults: Callable[[Job, float], list[Fault]]) -> Run:
         """`faults(job, begin)` returns when the time is over."""
@@ -259,8 +270,8 @@ class Job:
         done = faults(self, begin)
         end = time.time()
         (self.folder / "stop").touch()
-        self.end()
-        found = Run(read(self.folder), done, begin, end)
+        problems = self.end()
+        found = Run(read(self.folder), done, begin, end, problems)
         shutil.rmtree(self.folder)
         return found
 
@@ -335,10 +346,9 @@ class Hosts(Job):
         self.commands.append(self.launch(command, CASE=self.case(node), GOSSIPGRAD_SECRET=self.secret))
         return self.commands[-1]
 
-    def end(self) -> None:
-        super().end()
-        if self.coordinator.wait() != 0:
-            raise SystemExit(f"the coordinator's exit code is {self.coordinator.returncode}\n{self.said()}")
+    def end(self) -> list[str]:
+        problems, code = super().end(), ended(self.coordinator)
+        return problems + ([] if code == 0 else [f"the coordinator's exit code is {code}\n{self.said()}"])
 
 
 # ---- faults
@@ -477,7 +487,8 @@ class Chaos:
 
 
 def audit(found: Run, ranks: int, hosts: bool = False) -> tuple[int, int]:
-    """Checks the samples of each whole epoch; (those that the records have too many, those trained again)."""
+    """Adds what is wrong with the samples of the whole epochs to the problems; (those that the records have too many,
+    those trained again)."""
     views = found.views().values()
     records = {one["epoch"]: one["samples"] for rank in found.ranks for one in rank.of("epoch")}
     steps = dict.fromkeys(records, 0)
@@ -489,13 +500,14 @@ def audit(found: Run, ranks: int, hosts: bool = False) -> tuple[int, int]:
     for epoch, record in records.items():
         changes = [one for one in views if one["epoch"] == epoch]
         again = sum(one["trained_again"] for one in changes)
-        unwritten = BATCH * sum(len(one["died"]) for one in changes)
+        # A rank that dies in an epoch's last step is missed in the next epoch.
+        unwritten = BATCH * sum(len(one["died"]) for one in views if one["epoch"] in (epoch, epoch + 1))
         most = SAMPLES + len(changes) * (ranks - 1)
         # The record lacks the samples of a host whose ranks have all died.
         if record > most or (record < SAMPLES and not (hosts and unwritten)):
-            raise SystemExit(f"epoch {epoch}: {record} samples of {SAMPLES} in the record")
+            found.problems.append(f"epoch {epoch}: {record} samples of {SAMPLES} in the record")
         if not SAMPLES - unwritten <= steps[epoch] - again <= most:
-            raise SystemExit(f"epoch {epoch}: {steps[epoch]} samples of {SAMPLES} in steps, {again} trained again")
+            found.problems.append(f"epoch {epoch}: {steps[epoch]} samples of {SAMPLES} in steps, {again} trained again")
         more += max(record - SAMPLES, 0)
     return more, sum(one["trained_again"] for one in views)
 
@@ -738,6 +750,9 @@ def main() -> None:
               f"{100 * sum(waits) / total:.2f} % of the time")  # fmt: skip
     if arguments.picture:
         draw(found, quiet, text, arguments.picture)
+    if problems := found.problems + quiet.problems:
+        raise SystemExit("\n".join(problems))
+    print("each sample of each epoch counted once")
 
 
 if __name__ == "__main__":
