@@ -13,14 +13,29 @@ from test_net import wait_for
 from test_survival_respawn import SCRIPT, names
 
 from gossipgrad.launch import lines, start
+from gossipgrad.training import survival
 
 coordinated = test_hosts.coordinated  # a fixture
 
 BEGAN = """
     def on_epoch_begin(self, trainer, epoch): open(f"{case['began']}{me}", "w").close()
 """
+# A donor dies as soon as a view has its newcomer: before, while or after it gives its state.
+DONOR = """
+if mine.get("at") == "donor":
+    import threading, time
+    facts = json.loads(os.environ["GOSSIPGRAD_NET"])
+    pages = gg._core.ViewPages(facts["views"], facts["size"])
+    def watch():
+        while mine["newcomer"] not in pages.view()["ranks"]: time.sleep(1e-4)
+        time.sleep(mine["after"])
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=watch, daemon=True).start()
+"""
 # The script's ranks leave a mark when they train.
-MARKED = SCRIPT.replace("    epochs = []\n", f"    epochs = []{BEGAN}")
+MARKED = SCRIPT.replace("    epochs = []\n", f"    epochs = []{BEGAN}").replace(
+    'if mine.get("at") ==', f'{DONOR}\nif mine.get("at") ==', 1
+)
 
 
 @pytest.fixture
@@ -93,6 +108,20 @@ def test_new_ranks_die_and_are_replaced_until_no_number_is_left(job):
     found, joined = told(one)
     assert joined == [5, 6] and found["members"] == [0, 1, 2]
     assert "rank 4 was ended by signal 9 (SIGKILL), before it had joined" in one.said("agent1")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("after", [0.0, 0.002, 0.005])
+def test_a_donor_on_another_host_dies(after, job):
+    """The new rank gets another donor, or has its copy."""
+    own = {"3": {"at": "step 3"}, "0": {"at": "donor", "newcomer": 4, "after": after}}
+    one = job(own=own, epochs=2, strategy="gg.GossipGraD()")
+    coordinator_ = one.coordinate()
+    agents = [one.agent(node, respawn=2) for node in (0, 1)]
+    wait_all(one, *agents, coordinator_)
+    found, joined = told(one)
+    assert joined == [4, 5] and found["members"] == [1, 2, 4, 5] and len(found["hashes"]) == 4
+    assert sorted(names(found["views"], "died")) == [0, 3]
 
 
 @pytest.mark.full
@@ -183,6 +212,17 @@ def test_new_ranks_that_cannot_join_end_and_the_others_go_on(job):
 
 
 # ---- in one process
+
+
+def test_two_changes_at_one_step_are_told_as_one():
+    """The donor 1 died before the copy of 4 was whole; 5 died as well, and never trained."""
+    first = {"view": 2, "step": 9, "ranks": [0, 1, 4, 5], "died": [3], "last_steps": [7], "joined": [4, 5]}
+    second = {"view": 3, "step": 9, "ranks": [0, 4], "died": [1, 5], "last_steps": [8, -1], "joined": []}
+    made = survival._as_one(
+        {**first, "trained_again": 3, "seconds": 0.5}, {**second, "trained_again": 2, "seconds": 0.25}
+    )
+    sums = {"trained_again": 5, "seconds": 0.75}
+    assert made == {**second, **sums, "died": [1, 3], "last_steps": [8, 7], "joined": [4]}
 
 
 def test_numbers_of_new_ranks(coordinated):

@@ -43,10 +43,10 @@ class Dies(gg.Callback):
     def on_epoch_end(self, trainer, record): self.epochs.append(record["epoch"]); self._at(f"epoch {record['epoch']}")
     def on_view(self, trainer, change):
         global base
-        now = own()  # collective
+        assert trainer.step == change["step"] and trainer.size == len(change["ranks"])
+        now = own()  # collective: the view may change again
         if me in change["joined"]:
             base = now
-            assert trainer.step == change["step"] and trainer.size == len(change["ranks"])
             print(json.dumps({"joined": me, "rank": trainer.rank, "views": len(trainer.history.views)}), flush=True)
         self._at("view")
         if change["joined"]: self._at("joined")

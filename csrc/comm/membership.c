@@ -226,11 +226,12 @@ gg_status gg_membership_copied(gg_membership *m, int identity, int64_t view) {
 
 gg_status gg_membership_limit(gg_membership *m, int identity, int64_t limit) {
     GG_TRY(check(m, "limit", identity));
+    if (!counts(&m->rank[identity])) return GG_OK; /* also of a newcomer that copies, which has made no step */
     if (limit < m->view.start)
         return gg_fail(GG_ERROR_ARGUMENT,
                        "limit of rank %d: step %lld; allowed: from step %lld on, where view %lld began", identity,
                        (long long)limit, (long long)m->view.start, (long long)m->view.number);
-    if (m->phase != GG_PHASE_STOPPING || !counts(&m->rank[identity])) return GG_OK;
+    if (m->phase != GG_PHASE_STOPPING) return GG_OK;
     m->rank[identity].limit = limit;
     advance(m);
     return GG_OK;

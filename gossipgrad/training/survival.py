@@ -50,20 +50,31 @@ def change_view(trainer: Replicas) -> Record | None:
     All ranks stand at one step. Collective over the ranks that live.
     """
     with stall.within("change of the view"):  # ranks may come from different calls
-        changes: list[Record] = []
+        made: Record | None = None
         whole = False
         while not whole:
             change = trainer.core.change_view()
-            if change is None and not changes:
+            if change is None and made is None:
                 return None
             if change is None:  # the others have not yet told their limits
                 continue
             whole = change.pop("whole")
             change["joined"] = [rank for rank in change["ranks"] if rank not in trainer.members]
             trainer.keep(change["ranks"])
-            changes.append(change)
-        take(trainer, changes)
-        return changes[-1]
+            made = change if made is None else _as_one(made, change)
+        assert made is not None
+        take(trainer, [made])
+        return made
+
+
+def _as_one(first: Record, second: Record) -> Record:
+    """Two changes at one step as one: newcomers, whose copy was not whole in the first, know of the second alone."""
+    died = dict(zip(first["died"], first["last_steps"], strict=True))
+    died |= dict(zip(second["died"], second["last_steps"], strict=True))
+    died = {rank: died[rank] for rank in sorted(died) if rank not in first["joined"]}
+    joined = [rank for rank in first["joined"] if rank in second["ranks"]] + second["joined"]
+    sums = {key: first[key] + second[key] for key in ("trained_again", "seconds")}
+    return {**second, **sums, "died": list(died), "last_steps": list(died.values()), "joined": sorted(joined)}
 
 
 def take(trainer: Replicas, changes: list[Record]) -> None:

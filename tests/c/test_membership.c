@@ -308,6 +308,7 @@ static void test_newcomers_apart(void) {
     /* The donor dies before the copy is whole: another one in the next view, which begins at the same step. */
     CHECK_OK(gg_membership_died(m, 0));
     CHECK_OK(gg_membership_copied(m, 3, 2));
+    CHECK_OK(gg_membership_limit(m, 3, 0)); /* it has made no step */
     CHECK_OK(gg_membership_limit(m, 2, 6));
     CHECK_OK(gg_membership_report(m, 2, 1, &none));
     view = gg_membership_view(m);
