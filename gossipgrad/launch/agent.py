@@ -28,6 +28,7 @@ from gossipgrad.launch.net_launcher import SAVED, Job, _how
 
 _BEATS = 5  # a lease
 _TO_SAVE = 30.0  # seconds for ranks that save when there is no coordinator
+_TO_RETRY = 0.5
 _TO_ENTER = 10.0  # seconds for the coordinator's answer to a node that joins
 _TO_SAY = 2.0  # seconds for the last words
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -82,7 +83,23 @@ class Agent(Job):
 
     def _enter(self, arguments: argparse.Namespace) -> None:
         """Become a node of a job that runs. ConnectionError: it is not possible."""
-        where = arguments.coordinator
+        where, until = arguments.coordinator, time.monotonic() + arguments.grace
+        line, heard = self._ask_to_enter(where)
+        if heard["kind"] == "refused" and heard["later"]:
+            say(f"join: waits for the start of the job of {where}")
+        while heard["kind"] == "refused" and heard["later"] and time.monotonic() < until:
+            line.close()
+            time.sleep(_TO_RETRY)
+            line, heard = self._ask_to_enter(where)
+        if heard["kind"] != "joined":
+            raise ConnectionError(f"join: the coordinator at {where}: {heard.get('why')}")
+        self.begun, self.line = heard, line
+        arguments.n, arguments.nodes, arguments.survive, arguments.respawn, arguments.lease = heard["facts"]
+        arguments.node = int(heard["node"])
+        self._signals(line.socket)
+
+    def _ask_to_enter(self, where: str) -> tuple[Line, Message]:
+        """The coordinator's answer."""
         try:
             one = socket.create_connection(self.coordinator, timeout=_TO_ENTER)
         except OSError as error:
@@ -97,14 +114,9 @@ class Agent(Job):
                 heard = line.receive()
         except (*MALFORMED, OSError, EOFError) as error:
             raise ConnectionError(f"join: the coordinator at {where} has closed the connection: {error}") from None
-        if not heard or heard[0]["kind"] != "joined":
-            why = heard[0].get("why") if heard else f"it has not answered for {_TO_ENTER:g} s"
-            raise ConnectionError(f"join: the coordinator at {where}: {why}")
-        begun = self.begun = heard[0]
-        arguments.n, arguments.nodes, arguments.survive, arguments.respawn, arguments.lease = begun["facts"]
-        arguments.node = int(begun["node"])
-        self.line = line
-        self._signals(one)
+        if not heard:
+            raise ConnectionError(f"join: the coordinator at {where} has not answered for {_TO_ENTER:g} s")
+        return line, heard[0]
 
     def listens(self) -> bool:
         return bool(self.most > self.size)

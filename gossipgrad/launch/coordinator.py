@@ -250,10 +250,11 @@ class Coordinator:
                 self._send(line, {"kind": "freeze", "ranks": lost.ranks})
         return node
 
-    def _refuse(self, line: Line, why: str) -> None:
+    def _refuse(self, line: Line, why: str, later: bool = False) -> None:
+        """later: a node that joins may ask again."""
         self.strangers.pop(line, None)
         self.selector.unregister(line.socket)
-        line.send({"kind": "refused", "why": why})
+        line.send({"kind": "refused", "why": why, "later": later})
         line.close()
 
     def _comes(self, node: Node, line: Line, token: str) -> None:
@@ -324,12 +325,13 @@ class Coordinator:
         """A node that was not there from the start."""
         token, facts = str(m["token"]), self.facts
         why = ""
-        if facts is None or self.gathering or self.ending:
+        later = (facts is None or self.gathering) and not self.ending
+        if later or self.ending:
             why = "no job trains here; allowed: after all of its nodes have started"
-        elif len(self.newcomers) >= facts.new or len(self.nodes) >= facts.nodes + facts.new:
+        elif facts is not None and (len(self.newcomers) >= facts.new or len(self.nodes) >= facts.nodes + facts.new):
             why = f"the job takes no more new ranks; allowed: {facts.new} in all (--respawn)"
         if facts is None or why:
-            self._refuse(line, why)
+            self._refuse(line, why, later)
             return None
         node = self._node(len(self.nodes))
         self._comes(node, line, token)
