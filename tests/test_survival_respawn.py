@@ -130,6 +130,19 @@ def test_counts_of_the_dead_stay_where_ranks_join(respawn):
     assert names(found["views"], "died") == [2, 0] and 600 <= found["samples"][0] < 603
 
 
+SUMS = ["gg.AllReduce()", "gg.LayerwiseAllReduce()", "gg.PeriodicAllReduce(period=3)", "gg.DiLoCo(period=3, delay=1)"]
+
+
+@pytest.mark.parametrize("strategy", SUMS[:1] + [pytest.param(one, marks=pytest.mark.full) for one in SUMS[1:]])
+def test_two_die_and_two_join_where_all_sum(strategy, respawn):
+    own = {"0": {"at": "step 3"}, "2": {"at": "step 20"}}
+    case = {"own": own, "strategy": strategy, "optimizer": "gg.Adam(lr=0.05)"}
+    found, joined, errors = respawn(3, case, 2)
+    assert sorted(line["joined"] for line in joined) == [3, 4], errors
+    assert found["members"] == [1, 3, 4] and found["samples"][-1] == 600
+    assert not strategy.endswith("AllReduce()") or len(set(found["hashes"])) == 1
+
+
 def test_a_newcomer_that_comes_too_late_ends_quietly(respawn):
     case = {"own": {"1": {"at": "epoch 1"}}, "epochs": 2, "samples": 16, "delay": 0.001}
     found, joined, errors = respawn(2, case, 1)
@@ -137,10 +150,14 @@ def test_a_newcomer_that_comes_too_late_ends_quietly(respawn):
     assert len(joined) == len(found["members"]) - 1
 
 
-def test_another_optimiser_is_refused(respawn):
-    found, joined, errors = respawn(2, {"own": {"1": {"at": "step 3"}, "2": {"lr": 0.3}}, "epochs": 1}, 1)
+@pytest.mark.parametrize("strategy", ["gg.NoExchange()", "gg.AllReduce()"])
+def test_another_optimiser_is_refused(strategy, respawn):
+    """The newcomer dies before it has its state."""
+    case = {"own": {"1": {"at": "step 3"}, "2": {"lr": 0.3}}, "epochs": 1, "strategy": strategy}
+    found, joined, errors = respawn(2, case, 1)
     assert "this newcomer cannot join: lr is 0.3 here, 0.1 in the group" in errors
-    assert not joined and found["members"] == [0] and set(found["counts"]) == {1}
+    assert not joined and found["members"] == [0] and found["samples"] == [600]
+    assert "All" in strategy or set(found["counts"]) == {1}
 
 
 REFUSED = """
@@ -148,7 +165,7 @@ import numpy as np
 import gossipgrad as gg
 
 net = gg.Sequential([gg.Linear(1)], input=(2,))
-for make in (lambda: gg.Trainer(net, strategy=gg.AllReduce()), lambda: gg.Exchange({"w": np.zeros(2)})):
+for make in (lambda: gg.Trainer(net, strategy=gg.ElasticAveraging()), lambda: gg.Exchange({"w": np.zeros(2)})):
     try:
         make()
     except ValueError as error:
@@ -161,7 +178,7 @@ def test_what_newcomers_cannot_join_is_refused_at_the_start(tmp_path):
     script.write_text(REFUSED)
     done = run_group([*RUN, "--survive", "--respawn", "1", "-n", "2", str(script)], 100)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("joins= and --respawn: not with the strategy allreduce; allowed: gossipgrad, ") == 2
+    assert done.stdout.count("not with the strategy elastic-averaging, which needs all ranks; allowed: ") == 2
     assert done.stdout.count("joins= and --respawn: allowed for the fit of a gossipgrad.Trainer, not for") == 2
 
 

@@ -114,8 +114,8 @@ static gg_status watch_views(void *context, int64_t begun) {
     const int *dead;
     gg_phase phase;
     int64_t goal;
-    GG_TRY(team->views->table->look(team->views, team->running ? -1 : GG_VIEW_OUTSIDE, team->views->breaks ? -1 : begun,
-                                    &phase, &goal));
+    GG_TRY(
+        team->views->table->look(team->views, team->running ? GG_VIEW_WAITS : GG_VIEW_OUTSIDE, begun, &phase, &goal));
     const gg_view *view = team->views->table->view(team->views);
     for (int i = team->views->table->dead(team->views, &dead) - 1; i >= 0; --i)
         gg_net_transport_died(team->net, dead[i]);
@@ -311,11 +311,19 @@ static gg_status wait_round(gg_transport *transport, int round) {
     return gg_pause(transport, round, -1);
 }
 
-/* The phase after a look; waits while the others' limits decide on the goal. */
-static gg_status look_for_goal(gg_team *team, int local, int identity, int64_t step, gg_phase *phase, int64_t *goal) {
+/* True if a death that the views know of has broken a step. */
+static bool is_broken(const gg_team *team) {
+    const int *dead;
+    return team->views->breaks && team->views->table->dead(team->views, &dead) > 0;
+}
+
+/* The phase after a look. Waits while the others' limits decide on the goal; `within` a run of steps not after a death
+ * that breaks one, because others may be in it. */
+static gg_status look_for_goal(gg_team *team, int local, bool within, int64_t step, gg_phase *phase, int64_t *goal) {
+    const int identity = within ? gg_team_identity(team, local) : -1;
     for (int round = 0;; ++round) {
         GG_TRY(team->views->table->look(team->views, identity, step, phase, goal));
-        if (*phase != GG_PHASE_STOPPING) return GG_OK;
+        if (*phase != GG_PHASE_STOPPING || (within && is_broken(team))) return GG_OK;
         GG_TRY(wait_round(team->member[local], round));
     }
 }
@@ -331,14 +339,9 @@ gg_status gg_team_view_stops(gg_team *team, int local, int64_t step, bool *stops
     int64_t goal;
     *stops = false;
     if (team->views == NULL) return GG_OK;
-    const int identity = gg_team_identity(team, local);
-    if (team->views->breaks) {
-        GG_TRY(team->views->table->look(team->views, identity, told_step(team, step), &phase, &goal));
-        *stops = phase != GG_PHASE_RUN;
-        return GG_OK;
-    }
-    GG_TRY(look_for_goal(team, local, identity, step, &phase, &goal));
-    *stops = phase == GG_PHASE_ENDED || (phase == GG_PHASE_GOAL && step >= goal);
+    GG_TRY(look_for_goal(team, local, true, told_step(team, step), &phase, &goal));
+    *stops = phase == GG_PHASE_ENDED || (phase != GG_PHASE_RUN && is_broken(team)) ||
+             (phase == GG_PHASE_GOAL && step >= goal);
     return GG_OK;
 }
 
@@ -351,7 +354,7 @@ gg_status gg_team_await_change(gg_team *team, int64_t step) {
     int64_t goal;
     for (int round = 0;; ++round) {
         GG_TRY(team->views->table->look(team->views, -1, told_step(team, step), &phase, &goal));
-        if (phase != GG_PHASE_RUN) return GG_OK;
+        if (phase == GG_PHASE_ENDED || is_broken(team)) return GG_OK; /* not for newcomers */
         GG_TRY(wait_round(team->member[0], round));
     }
 }
@@ -364,17 +367,19 @@ gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *
     *deaths = 0;
     *dead = team->dead;
     if (team->views == NULL) return GG_OK;
-    step = told_step(team, step);
-    GG_TRY(look_for_goal(team, 0, -1, step, &phase, &goal));
-    const gg_view *view = current(team);
+    const gg_view *view;
+    do { /* a death that the view tells of has a goal of its own */
+        GG_TRY(look_for_goal(team, 0, false, told_step(team, step), &phase, &goal));
+        *deaths = team->views->table->dead(team->views, &identities);
+        view = current(team);
+    } while (team->views->table->dead(team->views, &identities) != *deaths);
     team->number = view->number;
-    *deaths = team->views->table->dead(team->views, &identities);
     for (int i = 0, place = 0; i < *deaths; ++place)
         if (view->member[place] == identities[i]) team->dead[i++] = place;
     if (phase == GG_PHASE_ENDED)
         return gg_fail(GG_ERROR_PEER, "%d of %d ranks have died by step %lld, and fewer than min_ranks live", *deaths,
                        view->members, (long long)step);
-    *changes = phase == GG_PHASE_GOAL && (team->views->breaks || step >= goal);
+    *changes = phase == GG_PHASE_GOAL && (is_broken(team) || step >= goal);
     return GG_OK;
 }
 
@@ -499,6 +504,8 @@ static bool all_whole(const gg_view *view) {
         if (view->donor[i] >= 0) return false;
     return true;
 }
+
+bool gg_team_is_whole(const gg_team *team) { return all_whole(current(team)); }
 
 gg_status gg_team_await_whole(gg_team *team, bool *whole) {
     gg_phase phase = GG_PHASE_RUN;

@@ -99,7 +99,9 @@ bool gg_team_is_newcomer(const gg_team *team);
 gg_status gg_team_await_member(gg_team *team, double seconds, bool *member);
 /* A local newcomer has a whole copy of its donor's state. */
 gg_status gg_team_copied(gg_team *team, int local);
-/* Waits until all newcomers of the view have. *whole: false if a rank has died before: the view changes again. */
+/* True if all newcomers of the view have a state. Before that nobody makes a step. */
+bool gg_team_is_whole(const gg_team *team);
+/* Waits until all newcomers of the view have it. *whole: false if a rank has died before: the view changes again. */
 gg_status gg_team_await_whole(gg_team *team, bool *whole);
 
 /* Runs fn(context, local) for every local rank, each on its own thread if there are several; returns after the last.

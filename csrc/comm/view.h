@@ -11,16 +11,17 @@ typedef struct gg_views gg_views;
 
 #define GG_LEDGER_BYTES (64 << 10)
 #define GG_VIEW_OUTSIDE (-2)
+#define GG_VIEW_WAITS (-3)
 
 typedef struct gg_views_table {
     void (*destroy)(gg_views *views);
     /* Before a run of steps; all local ranks have made `step`. */
     void (*begin)(gg_views *views, int64_t step);
     /* Called by a rank between two steps, by the caller of the ranks between two runs (identity -1), and in waits of a
-     * rank that is alone in its process (identity -1, or GG_VIEW_OUTSIDE outside of a run), then with the steps that it
-     * has begun. A collective call outside of a run is completed before the view changes for newcomers. Tells the
-     * rank's limit, `step` steps, if limits are wanted; step -1 tells none. *goal: at which step this rank stops for
-     * the next view; -1 means that it need not stop, or not known yet. */
+     * rank that is alone in its process (GG_VIEW_WAITS in a run, GG_VIEW_OUTSIDE outside of one), then with the steps
+     * that it has begun. A collective call outside of a run is completed before the view changes for newcomers. Tells
+     * the rank's limit, `step` steps, if limits are wanted. *goal: at which step this rank stops for the next view; -1
+     * means that it need not stop, or not known yet. */
     gg_status (*look)(gg_views *views, int identity, int64_t step, gg_phase *phase, int64_t *goal);
     /* Members that have died since the view began, ascending; the views' own. */
     int (*dead)(gg_views *views, const int **dead);
@@ -48,8 +49,9 @@ typedef struct gg_views_table {
 
 struct gg_views {
     const gg_views_table *table;
-    /* A death breaks the step of all ranks (exchange/exchange.h): limits are steps that are complete. A rank in a wait
-     * cannot tell its limit; between two steps it stops as soon as it hears of a death. */
+    /* A death breaks the step of all ranks (exchange/exchange.h). After a death limits are steps that are complete: a
+     * rank in a wait cannot tell its limit, and between two steps it stops as soon as it hears of the death. For
+     * newcomers alone all ranks train to a goal, as without this. */
     bool breaks;
 };
 

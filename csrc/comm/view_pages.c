@@ -379,7 +379,9 @@ static gg_status views_look(gg_views *views, int identity, int64_t step, gg_phas
     refresh(v);
     if (identity >= 0) put(&own->step, step);
     const int64_t stop = stop_of(v->view.number, v->dead), made = step > v->base ? step : v->base;
-    if (v->phase == GG_PHASE_STOPPING && v->told != stop && step >= 0) {
+    const bool waits = identity == GG_VIEW_WAITS || identity == GG_VIEW_OUTSIDE;
+    const bool broken = views->breaks && v->dead > 0;
+    if (v->phase == GG_PHASE_STOPPING && v->told != stop && !(broken && waits)) {
         put(&own->limit, made + (identity == GG_VIEW_OUTSIDE && v->dead == 0));
         atomic_store_explicit(&own->limit_of, stop, memory_order_release);
         v->told = stop;

@@ -93,12 +93,13 @@ static const float *find_named(const whole_state *whole, const char *name, const
     return otherwise;
 }
 
-/* Loads the rank's own arenas; copies stay zero. */
+/* Loads the rank's own arenas. Copies stay zero, and what a rank alone has not had: residues and bases. */
 static void own_load(gg_exchange *x, const whole_state *whole) {
     for (int i = 0; i < gg_exchange_state(x)->arenas; ++i) {
         const gg_arena *arena = &gg_exchange_state(x)->arena[i];
-        if (arena->kind != GG_ARENA_GRADIENT && arena->kind != GG_ARENA_COPY)
-            gg_exchange_load(x, i, find_named(whole, arena->name, NULL));
+        const float *data = find_named(whole, arena->name, NULL);
+        if (arena->kind != GG_ARENA_GRADIENT && arena->kind != GG_ARENA_COPY && data != NULL)
+            gg_exchange_load(x, i, data);
     }
 }
 

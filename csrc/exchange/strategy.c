@@ -59,7 +59,6 @@ gg_status gg_strategy_check(const gg_strategy_options *options, int ranks) {
 
 static bool can_lose_ranks(const gg_strategy_type *type) { return type->needs_all != NULL; }
 static bool goes_on_in_loops(const gg_strategy_type *type) { return type->in_loops; }
-static bool takes_newcomers(const gg_strategy_type *type) { return type->newcomers; }
 
 /* The names of the strategies that can, with commas. */
 static const char *names_of(bool (*can)(const gg_strategy_type *type), char *text, size_t room) {
@@ -81,14 +80,6 @@ gg_status gg_strategy_check_survival(const gg_strategy_options *options, bool in
     const char *option = type->needs_all(options);
     if (option == NULL) return GG_OK;
     return gg_fail(GG_ERROR_ARGUMENT, "ranks that may die: not with %s of the strategy %s", option, type->name);
-}
-
-gg_status gg_strategy_check_newcomers(const gg_strategy_options *options) {
-    const gg_strategy_type *type = types[options->kind];
-    char names[256];
-    if (takes_newcomers(type)) return GG_OK;
-    return gg_fail(GG_ERROR_ARGUMENT, "joins= and --respawn: not with the strategy %s; allowed: %s", type->name,
-                   names_of(takes_newcomers, names, sizeof names));
 }
 
 gg_status gg_strategy_create(const gg_strategy_options *options, const gg_strategy_env *env, gg_strategy **out) {

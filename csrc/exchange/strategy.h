@@ -228,8 +228,6 @@ void gg_strategy_destroy(gg_strategy *strategy);
 /* GG_ERROR_ARGUMENT for a strategy that cannot go on without a rank that has died; names the option in the way.
  * in_loops: where callers make the steps themselves. */
 gg_status gg_strategy_check_survival(const gg_strategy_options *options, bool in_loops);
-/* GG_ERROR_ARGUMENT for a strategy whose group no new rank can join. */
-gg_status gg_strategy_check_newcomers(const gg_strategy_options *options);
 /* The name on the command line, in reports and checkpoints. */
 const char *gg_strategy_name(gg_strategy_kind kind);
 /* Number of the `size` ranks that train: the first ones; the others are dedicated servers. Accepts any options. */

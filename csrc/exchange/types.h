@@ -43,7 +43,6 @@ typedef struct gg_strategy_type {
      * none does. Not set means that it needs all ranks. */
     const char *(*needs_all)(const gg_strategy_options *options);
     bool in_loops;       /* also goes on where callers make the steps themselves (gg_peers_change_view) */
-    bool newcomers;      /* a newcomer may begin with a copy of its donor's state */
     bool local_momentum; /* sums gradients; with compression each rank may keep its own momentum of them */
     bool partnered;      /* has options.gossip.schedule, with Python's "topology" and GG_OPTIONS_PARTNERS */
 } gg_strategy_type;

@@ -14,6 +14,7 @@ enum {
     STEP = 0,
     PUSH_SUM_SINCE,
     MOMENTS_SINCE,
+    MISSED,
     ELEMENTS,
     ARENAS,
     STEPS, /* of the epoch, as counted */
@@ -58,6 +59,7 @@ static gg_status say(gg_replica *r, const gg_handover *given, int64_t **out) {
     number[STEP] = state->step;
     number[PUSH_SUM_SINCE] = state->push_sum_since;
     number[MOMENTS_SINCE] = gg_exchange_asked(r->exchange)->optimizer.moments_since;
+    number[MISSED] = state->missed;
     number[ELEMENTS] = (int64_t)state->count;
     number[ARENAS] = copied_arenas(state);
     number[STEPS] = r->counts.steps;
@@ -196,6 +198,7 @@ gg_status gg_replica_take(gg_replica *r, int from, int64_t view, const gg_exchan
     GG_TRY_CLEANUP(take_arenas(r, from));
     state->step = number[STEP];
     state->push_sum_since = number[PUSH_SUM_SINCE];
+    state->missed = number[MISSED] != 0;
     gg_exchange_set_moments_since(r->exchange, number[MOMENTS_SINCE]);
     GG_TRY_CLEANUP(take_position(r, number));
     gg_replica_reset_carried(r);
@@ -309,6 +312,7 @@ gg_status gg_trainer_join(gg_trainer *t, bool *whole) {
     GG_TRY_CLEANUP(gg_peers_link(t->peers, &gg_exchange_asked(t->replica[0]->exchange)->strategy,
                                  gg_graph_arena_count(t->options.graph), &link, &costs.link));
     GG_TRY_CLEANUP(gg_replica_take(t->replica[0], donor_of(t, 0), gg_team_view(t->team)->number, &costs, &t->heard));
+    gg_team_view_breaks(t->team, gg_exchange_breaks(t->replica[0]->exchange));
     gg_team_view_begin(t->team, gg_exchange_state(t->replica[0]->exchange)->step);
     gg_team_view_end(t->team);
     GG_TRY_CLEANUP(gg_team_copied(t->team, 0));

@@ -41,6 +41,9 @@ static int first_living(const gg_trainer_change *c) {
     return local;
 }
 
+/* A death has ended a step of all ranks. The next view then has no new ranks. */
+static bool mends(const gg_trainer_change *c) { return c->breaks && c->agreement.deaths > 0; }
+
 static double latest_clock(gg_trainer *t) {
     double latest = 0;
     for (int i = 0; i < t->local; ++i) {
@@ -51,8 +54,9 @@ static double latest_clock(gg_trainer *t) {
 }
 
 static gg_status begin(void *context) {
-    const gg_trainer_change *c = context;
+    gg_trainer_change *c = context;
     c->out->begin = latest_clock(c->trainer);
+    c->whole = gg_team_is_whole(c->trainer->team);
     return GG_OK;
 }
 
@@ -60,7 +64,7 @@ static gg_status settle(void *context, int local) {
     const gg_trainer_change *c = context;
     gg_replica *replica = c->trainer->replica[local];
     replica->view_begin = gg_transport_now(replica->transport);
-    return c->breaks ? gg_replica_break(replica) : gg_replica_end_epoch(replica);
+    return mends(c) ? gg_replica_break(replica) : gg_replica_end_epoch(replica);
 }
 
 static int64_t received(void *context, int local, int rank) {
@@ -217,20 +221,20 @@ cleanup:
  * them from that. */
 static gg_status next_view(gg_trainer_change *c, bool *changes, bool *whole) {
     gg_trainer *t = c->trainer;
-    *whole = !c->breaks;
+    *whole = true;
     GG_TRY(gg_agree_on_view(&c->agreement, gg_peers_steps(t->peers), changes));
     if (!*changes) return GG_OK;
     c->out->end = latest_clock(t);
     c->first = t->replica[first_living(c)];
-    if (!c->breaks) count_samples(c, c->first);
+    if (!mends(c)) count_samples(c, c->first);
     inherit(c, c->first);
-    if (!c->breaks) GG_TRY(gg_team_run(t->team, hold, c));
+    if (!mends(c)) GG_TRY(gg_team_run(t->team, hold, c));
     remove_dead(c);
     c->stay = t->local;
-    if (!c->breaks) GG_TRY(gg_trainer_add_newcomers(t));
+    if (!mends(c)) GG_TRY(gg_trainer_add_newcomers(t));
     GG_TRY(gg_team_change_view(t->team));
     GG_TRY(list_dead(c));
-    return c->breaks ? gg_trainer_mend(t, whole) : GG_OK;
+    return mends(c) && c->whole ? gg_trainer_mend(t, whole) : GG_OK;
 }
 
 static bool has_joined(const gg_trainer_change *c) {
@@ -300,8 +304,8 @@ gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
         if (!whole) GG_TRY_CLEANUP(gg_team_await_change(t->team, gg_peers_steps(t->peers)));
     }
     out->step = gg_exchange_state(gg_replica_exchange(c.first))->step;
-    if (c.breaks) gg_replica_read_before(c.first, out->step, c.read); /* a step counts for all ranks, or for none */
-    if (c.breaks) GG_TRY_CLEANUP(gg_team_run(t->team, hold, &c));
+    if (mends(&c)) gg_replica_read_before(c.first, out->step, c.read); /* a step counts for all ranks, or for none */
+    if (mends(&c)) GG_TRY_CLEANUP(gg_team_run(t->team, hold, &c));
     GG_TRY_CLEANUP(go_on(&c));
     out->changed = true;
     out->view = gg_team_view(t->team);
@@ -313,7 +317,5 @@ cleanup:
 }
 
 gg_status gg_trainer_check_survival(const gg_trainer *t) {
-    if (gg_team_grows(t->team))
-        GG_TRY(gg_strategy_check_newcomers(&gg_exchange_asked(t->replica[0]->exchange)->strategy));
     return gg_team_view(t->team) != NULL ? gg_replica_check_regroup(t->replica[0]) : GG_OK;
 }

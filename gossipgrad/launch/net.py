@@ -35,6 +35,7 @@ _connected = False
 
 
 _may_grow = False
+_first = 0
 
 
 def may_grow() -> bool:
@@ -42,9 +43,14 @@ def may_grow() -> bool:
     return _may_grow
 
 
+def first_size() -> int:
+    """Ranks that the job has begun with."""
+    return _first
+
+
 def connect(timeout: float = 0.0) -> None:
     """Make this process's links, once. timeout: seconds to wait for ranks of other nodes; 0: for ever."""
-    global _connected, _may_grow
+    global _connected, _may_grow, _first
     if _connected:
         return
     facts = json.loads(origin.variable(origin.NET))
@@ -52,7 +58,8 @@ def connect(timeout: float = 0.0) -> None:
         if fd >= 0:
             os.set_inheritable(fd, False)
     rank, nodes = facts["rank"], facts["nodes"]
-    _may_grow = facts["members"] < facts["size"]
+    _first = facts["members"]
+    _may_grow = _first < facts["size"]
     sockets = [-1] * facts["size"]
     try:
         if facts["listener"] >= 0:

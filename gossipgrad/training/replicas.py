@@ -479,7 +479,8 @@ class Replicas:
         how = {"mortal": self.team.survives, "usual": usual(self.optimizer)}
         if self.undecided:
             self.undecided = False
-            strategy, self.decision = strategies.choose(samples, self.size, norm, machines, **how)
+            ranks = links.first_size() if self.team.newcomer else self.size  # as those that it joins have chosen
+            strategy, self.decision = strategies.choose(samples, ranks, norm, machines, **how)
             if strategy != self.strategy:
                 self.__dict__["strategy"] = strategy
                 self.exchange = exchanged(strategy, self.compression, self.team, self.network)

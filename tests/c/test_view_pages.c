@@ -197,7 +197,47 @@ static void test_newcomer(void) {
     gg_free(memory);
 }
 
+/* Where a death breaks steps. For a newcomer a rank in a wait tells the step that it has begun, because no other can
+ * then end it; after a death it tells nothing before it has left the wait. */
+static void test_newcomer_of_sums(void) {
+    gg_view_keeper *keeper;
+    gg_views *views[2];
+    void *memory;
+    gg_phase phase;
+    int64_t goal;
+    CHECK_OK(gg_calloc(1, gg_view_pages_bytes(4) + 64, "pages", &memory));
+    CHECK_OK(gg_view_keeper_create(memory, 3, 4, 1, &keeper));
+    for (int i = 0; i < 2; ++i) CHECK_OK(gg_view_pages_open(memory, 4, i, &views[i]));
+    for (int i = 0; i < 2; ++i) views[i]->breaks = true;
+    gg_views *other, *newcomer;
+    CHECK_OK(gg_view_pages_open(memory, 4, 2, &other));
+    CHECK_OK(gg_view_pages_open(memory, 4, 3, &newcomer));
+    newcomer->table->announce(newcomer);
+    CHECK_OK(gg_view_keeper_poll(keeper, &phase));
+    CHECK_OK(views[0]->table->look(views[0], GG_VIEW_WAITS, 6, &phase, &goal));
+    CHECK_OK(views[1]->table->look(views[1], 1, 5, &phase, &goal));
+    CHECK_OK(other->table->look(other, 2, 5, &phase, &goal));
+    CHECK_OK(gg_view_keeper_poll(keeper, &phase));
+    CHECK_OK(views[1]->table->look(views[1], 1, 5, &phase, &goal));
+    CHECK(phase == GG_PHASE_GOAL && goal == 6);
+    CHECK_OK(gg_view_keeper_died(keeper, 2));
+    CHECK_OK(views[0]->table->look(views[0], GG_VIEW_WAITS, 6, &phase, &goal));
+    CHECK_OK(views[1]->table->look(views[1], 1, 5, &phase, &goal));
+    CHECK_OK(gg_view_keeper_poll(keeper, &phase));
+    CHECK_INT(phase, GG_PHASE_STOPPING);
+    CHECK_OK(views[0]->table->look(views[0], -1, 5, &phase, &goal));
+    CHECK_OK(gg_view_keeper_poll(keeper, &phase));
+    CHECK_OK(views[0]->table->look(views[0], 0, 5, &phase, &goal));
+    CHECK(phase == GG_PHASE_GOAL && goal == 5);
+    for (int i = 0; i < 2; ++i) views[i]->table->destroy(views[i]);
+    other->table->destroy(other);
+    newcomer->table->destroy(newcomer);
+    gg_view_keeper_destroy(keeper);
+    gg_free(memory);
+}
+
 int main(void) {
+    test_newcomer_of_sums();
     test_next_object();
     test_newcomer();
     for (unsigned round = 0; round < ROUNDS; ++round) test_job(round);

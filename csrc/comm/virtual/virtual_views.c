@@ -28,10 +28,16 @@ static void views_destroy(gg_views *views) {
 
 static void views_begin(gg_views *views, int64_t step) { views_of(views)->base = step; }
 
-/* All living ranks tell their limits. `made`: the most steps of a rank, if a death breaks steps. */
+/* True if a death has broken a step. */
+static bool is_broken(const virtual_views *v) {
+    const int *dead;
+    return v->head.breaks && gg_membership_dead(v->membership, &dead) > 0;
+}
+
+/* All living ranks tell their limits. `made`: the most steps of a rank, if a death has broken one. */
 static gg_status tell_limits(virtual_views *v, int64_t made) {
     for (int r = 0; r < v->ranks; ++r) {
-        const int64_t limit = v->head.breaks ? made : gg_virtual_begun(v->cluster, r);
+        const int64_t limit = is_broken(v) ? made : gg_virtual_begun(v->cluster, r);
         GG_TRY(gg_membership_limit(v->membership, r, limit > v->base ? limit : v->base));
     }
     return GG_OK;
@@ -39,6 +45,7 @@ static gg_status tell_limits(virtual_views *v, int64_t made) {
 
 static gg_status views_look(gg_views *views, int identity, int64_t step, gg_phase *phase, int64_t *goal) {
     virtual_views *v = views_of(views);
+    if (v->head.breaks) gg_membership_keep_apart(v->membership); /* newcomers have no step that could be mended */
     for (int r = 0; r < v->ranks; ++r) {
         const bool known = identity < 0 ? gg_virtual_dead(v->cluster, r, NULL)
                                         : gg_transport_dead(gg_virtual_transport(v->cluster, identity), r) >= 0;
@@ -47,7 +54,7 @@ static gg_status views_look(gg_views *views, int identity, int64_t step, gg_phas
     for (int i = 0; i < v->newcomers && v->joins[i] <= step; ++i)
         GG_TRY(gg_membership_ready(v->membership, v->ranks - v->newcomers + i));
     /* Of broken steps none is complete before all ranks have left their run. */
-    const bool tells = !v->head.breaks || identity < 0;
+    const bool tells = !is_broken(v) || identity < 0;
     if (tells && gg_membership_phase(v->membership) == GG_PHASE_STOPPING) GG_TRY(tell_limits(v, step));
     *phase = gg_membership_phase(v->membership);
     *goal = gg_membership_goal(v->membership);

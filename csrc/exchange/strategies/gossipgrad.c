@@ -129,5 +129,4 @@ const gg_strategy_type gg_strategy_gossipgrad = {.name = "gossipgrad",
                                                  .goes_on = gossipgrad_goes_on,
                                                  .needs_all = gossipgrad_needs_all,
                                                  .in_loops = true,
-                                                 .newcomers = true,
                                                  .partnered = true};

@@ -33,5 +33,4 @@ const gg_strategy_type gg_strategy_no_exchange = {.name = "no-exchange",
                                                   .options = options,
                                                   .create = gg_no_exchange_create,
                                                   .needs_all = gg_strategy_needs_none,
-                                                  .in_loops = true,
-                                                  .newcomers = true};
+                                                  .in_loops = true};

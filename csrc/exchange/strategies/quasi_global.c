@@ -162,5 +162,4 @@ const gg_strategy_type gg_strategy_quasi_global = {.name = "quasi-global",
                                                    .cost = quasi_cost,
                                                    .needs_all = gg_strategy_needs_none,
                                                    .in_loops = true,
-                                                   .newcomers = true,
                                                    .partnered = true};
