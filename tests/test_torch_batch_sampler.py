@@ -10,6 +10,7 @@ import gossipgrad as gg
 
 torch = pytest.importorskip("torch")
 import gossipgrad.torch  # noqa: E402
+from gossipgrad.torch import samplers as samplers_of_torch  # noqa: E402
 
 
 def samplers(samples, batch, size, state=None, **options):
@@ -126,3 +127,18 @@ def test_batches_without_a_step_do_not_begin_the_epoch_again():
         iter(sampler)
     sampler.stepped()
     assert sampler.left == 0 and len(list(sampler)) == 5
+
+
+def test_ranks_that_do_not_hear_of_deaths_are_refused(monkeypatch):
+    """Their samples would be lost without a word; a DistributedSampler works until the first death, so it warns."""
+    alone = gg.torch.BatchSampler(range(10), 2, gg.Team())
+    assert len(list(alone)) == 5
+    sampler = torch.utils.data.DistributedSampler(range(10), 2, 0)
+    monkeypatch.setattr(samplers_of_torch.origin, "survives", lambda: True)
+    with pytest.raises(RuntimeError, match="BatchSampler: ranks is a gg.Team, which does not hear of deaths.*Allowed"):
+        iter(alone)
+    with pytest.warns(UserWarning, match="DistributedSampler: does not hear of deaths.*BatchSampler"):
+        samplers_of_torch.check_sampler(sampler, [(0, 2)])
+    samplers_of_torch.follow(sampler, 0, 3)
+    assert (sampler.num_replicas, len(sampler)) == (3, 4)
+    samplers_of_torch.check_sampler(sampler, [(0, 2)])  # whose part is set here

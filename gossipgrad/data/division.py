@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gossipgrad import _core
 from gossipgrad.errors import counted, flag, integer, warn
+from gossipgrad.launch import origin
 
 Ids = NDArray[np.int32]
 
@@ -197,6 +198,12 @@ class Division:
         return [int(one) for one in part.order[begin : max(end, begin + 1)]]
 
     def __iter__(self) -> Iterator[list[int]]:
+        kind = getattr(getattr(self._ranks, "_core", None), "kind", "virtual")  # of a gg.Team
+        if self._survivor is None and kind != "virtual" and origin.survives():
+            raise RuntimeError(
+                f"{type(self).__name__}: ranks is a gg.Team, which does not hear of deaths (run --survive): samples "
+                "would be lost. Allowed: the gg.Exchange or the wrapped model"
+            )
         last = self._iteration
         if last is not None and last.ended and last.given < len(self):
             return last

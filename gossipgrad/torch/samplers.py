@@ -11,6 +11,7 @@ import torch
 from torch.utils.data.distributed import DistributedSampler
 
 from gossipgrad.errors import warn
+from gossipgrad.launch import origin
 
 _epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the last epoch read from each sampler
 _following: WeakSet[Any] = WeakSet()  # samplers whose rank and size `follow` sets
@@ -50,7 +51,12 @@ def check_sampler(sampler: Any, ranks: list[tuple[int, int]]) -> None:
         (rank, size), *_ = ranks
         raise ValueError(
             f"DistributedSampler: is of rank {own[0]} of {own[1]}, here is rank {rank} of {size}; allowed: "
-            "DistributedSampler(data, model.size, model.rank)"
+            "DistributedSampler(data, model.size, model.rank), or gossipgrad.torch.BatchSampler"
+        )
+    if origin.survives() and sampler.num_replicas > 1 and torch.is_grad_enabled():
+        warn(
+            "DistributedSampler: does not hear of deaths (run --survive): a dead rank's samples are lost, and the next "
+            "epoch is an error. Allowed: gossipgrad.torch.BatchSampler"
         )
     if sampler.shuffle and torch.is_grad_enabled() and _epochs.get(sampler) == sampler.epoch:
         warn(
