@@ -38,8 +38,7 @@ RULES: dict[str, Rule] = {
     "LARS 2": lars(2.0),
     "LARS 8": lars(8.0),
     "LARS 32": lars(32.0),
-    "LARS 64": lars(64.0),
-    "LARS 128": lars(128.0),
+    "LARS 2p": lambda ranks, schedule: lars(2.0 * ranks)(ranks, schedule),
 }
 STRATEGIES: dict[str, Callable[[int], gg.strategies.Strategy]] = {
     "all-reduce": lambda steps: gg.AllReduce(),
@@ -83,7 +82,7 @@ def rows(runs: list[Record], shown: Iterable[tuple[str, int, str, str]]) -> Iter
             yield [norm, str(ranks), rule, strategy, *(f"{number:.2f}" for number in numbers), each]
 
 
-SHOWN = ["linear", "square root", "LARS 32"]
+SHOWN = ["linear", "square root", "LARS 32", "LARS 2p"]
 
 
 def plot(path: str, runs: list[Record], ranks: list[int]) -> None:

@@ -204,7 +204,8 @@ class LARS(Optimizer):
                    is. So a very large lr wants no_adaptation=(), or layers with factors: gossipgrad.Linear(..., lr=(1,
                    0.01)).
                    Under gossip g is a rank's own gradient. Its noise makes |g| up to sqrt(p) times as long as that of
-                   the mean over p ranks, so steps are shorter than an all-reduce's, and a larger rate suits.
+                   the mean over p ranks, so steps are shorter than an all-reduce's, and a larger rate suits: in trials
+                   twice that on 32 ranks, four times on 64 (docs/learning_by_gossip.md).
     trust          the paper's eta.
     no_adaptation  parameters with the ratio 1: "bias", "norm" (scale and shift of normalisations), or both in a tuple.
     schedule, no_decay, clip_norm  as of SGD. Gradients are clipped before the ratios. Norms are of the gradients that

@@ -163,17 +163,14 @@ def losses(measured: Measured) -> Made:
     half = quotient(measured.row(HALVES, "`resnet50`, 16")[2])
     compiled = quotient(measured.row(GPU, "`resnet50`, 256")[3])
     accuracies = [first(measured.row(PHOTOGRAPHS, name)[4]) for name in ("all-reduce", "GossipGraD")]
-    few, lars = (
-        [first(cell) for cell in measured.row("| two convolutions, MNIST", name)[1:3]]
-        for name in ("`GroupNorm`, 128 ranks x 4 samples, three seeds", "LARS, 64 ranks x 16 samples, two seeds")
-    )
+    norms = measured.row("| two convolutions, MNIST", "`GroupNorm`, 128 ranks x 4 samples, three seeds")
+    few = [first(cell) for cell in norms[1:3]]
     cases: list[tuple[str, str, str, str]] = [  # the case, the figures of both, and their unit
         ("1 Gbit/s, 2 ranks: overlapped averaging", overlapped, weights, "{} ms"),
         ("two ranks on one GPU, `resnet50`: no exchange", alone, both, "{} ms"),
         ("`resnet50` on a GPU: PyTorch compiled", compiled[0], compiled[1], "{} ms"),
         ("LeNet, shared memory: layer-wise all-reduce", layered, default, "{}"),
         ("`GroupNorm`, 128 ranks x 4 samples: all-reduce", few[0], few[1], "{} %"),
-        ("LARS, 64 ranks: all-reduce", lars[0], lars[1], "{} %"),
         ("CIFAR-10, 32 ranks: all-reduce", accuracies[0], accuracies[1], "{} %"),
         ("`resnet50` in bfloat16, AMX, 2 threads: PyTorch", half[0], half[1], "{} ms"),
     ]
