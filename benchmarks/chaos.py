@@ -63,7 +63,7 @@ from gossipgrad.errors import counted
 GOSSIPGRAD = [sys.executable, "-m", "gossipgrad"]
 RUN = [*GOSSIPGRAD, "run", "--transport", "net", "--survive"]
 BATCH, SAMPLES = 16, 10_000
-BEFORE, BEHIND = 0.02, 0.95  # parts of the time between which faults happen
+BEHIND = 10.0  # seconds without a fault at the end, where deaths would end all ranks; at most a half of the time
 WEIGHTS = {"kill": 6.0, "stop": 3.0, "coordinator": 3.0, "cut": 2.0, "agent": 1.0}
 NAMES = {
     "kill": ("rank", "killed"),
@@ -382,7 +382,8 @@ class Chaos:
         self.draw = random.Random(arguments.seed)
         self.seconds, self.respawns, self.stop = 60 * arguments.minutes, respawns, arguments.stop
         self.kinds, self.lease, self.stopped = arguments.kinds, arguments.lease, arguments.stopped
-        self.plan = sorted(self.draw.uniform(BEFORE, BEHIND) * self.seconds for _ in range(arguments.faults))
+        last = max(self.seconds - BEHIND, self.seconds / 2)
+        self.plan = sorted(self.draw.uniform(0, last) for _ in range(arguments.faults))
         self.joins = respawns and has_join()
         self.over = False
         self.later: list[tuple[float, Callable[[], None]]] = []
