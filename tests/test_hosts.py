@@ -92,12 +92,12 @@ class Job:
         self.agents.append(self.start(f"agent{node}", words))
         return self.agents[-1]
 
-    def join(self, ranks=1, name="agent9", **env):
+    def join(self, ranks=1, name="agent9", grace="60"):
         folder = self.folder / f"job-{name}"
         folder.mkdir()
         words = [sys.executable, "-I", net_launcher.__file__, "-n", str(ranks), "--join", "--survive", "1"]
-        words += ["--coordinator", f"127.0.0.1:{self.port}", str(folder)]
-        return self.start(name, [*words, sys.executable, str(self.folder / "script.py")], **env)
+        words += ["--coordinator", f"127.0.0.1:{self.port}", "--grace", grace, str(folder)]
+        return self.start(name, [*words, sys.executable, str(self.folder / "script.py")])
 
     def relay(self):
         self.relays.append(Relay(self.port))

@@ -194,6 +194,12 @@ def test_a_host_whose_agent_was_killed_comes_back(job):
     assert sorted(names(found["views"], "died")) == [2, 3]
 
 
+def test_a_host_without_a_coordinator_does_not_wait_for_ever(job):
+    one = job()
+    wait_all(one, one.join(1, grace="0.1"), codes=[2])
+    assert "join: waits for the coordinator at" in one.said("agent9") and "nobody listens there" in one.said("agent9")
+
+
 @pytest.mark.full
 def test_new_ranks_that_cannot_join_end_and_the_others_go_on(job):
     """One has other options; one is more than the job takes; then no host may join."""

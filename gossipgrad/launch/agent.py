@@ -85,23 +85,26 @@ class Agent(Job):
         """Become a node of a job that runs. ConnectionError: it is not possible."""
         where, until = arguments.coordinator, time.monotonic() + arguments.grace
         line, heard = self._ask_to_enter(where)
-        if heard["kind"] == "refused" and heard["later"]:
-            say(f"join: waits for the start of the job of {where}")
-        while heard["kind"] == "refused" and heard["later"] and time.monotonic() < until:
-            line.close()
+        if line is None or heard.get("later"):
+            say(f"join: waits for the coordinator at {where}, and the start of its job")
+        while (line is None or heard.get("later")) and time.monotonic() < until:
+            if line is not None:
+                line.close()
             time.sleep(_TO_RETRY)
             line, heard = self._ask_to_enter(where)
-        if heard["kind"] != "joined":
+        if line is None or heard["kind"] != "joined":
             raise ConnectionError(f"join: the coordinator at {where}: {heard.get('why')}")
         self.begun, self.line = heard, line
         arguments.n, arguments.nodes, arguments.survive, arguments.respawn, arguments.lease = heard["facts"]
         arguments.node = int(heard["node"])
         self._signals(line.socket)
 
-    def _ask_to_enter(self, where: str) -> tuple[Line, Message]:
-        """The coordinator's answer."""
+    def _ask_to_enter(self, where: str) -> tuple[Line | None, Message]:
+        """The coordinator's answer; no line: there is none at its address."""
         try:
             one = socket.create_connection(self.coordinator, timeout=_TO_ENTER)
+        except ConnectionRefusedError:
+            return None, {"why": "nobody listens there"}
         except OSError as error:
             raise ConnectionError(f"join: no coordinator at {where}: {error.strerror or error}") from None
         line, until = Line(one, self.key, False), time.monotonic() + _TO_ENTER
