@@ -149,17 +149,19 @@ def test_points_are_named_where_they_were_measured(samples, ranks, norm, usual, 
 
 @pytest.mark.core(99)
 @pytest.mark.parametrize(
-    ("optimizer", "usual"),
+    ("optimizer", "usual", "private"),
     [
-        (gg.SGD(0.1, momentum=0.9), True),
-        (gg.SGD(0.1), False),
-        (gg.Adam(), False),
-        (gg.LARS(1.0), False),
+        (gg.SGD(0.1, momentum=0.9), True, False),
+        (gg.SGD(0.1, momentum=0.5), False, False),
+        (gg.SGD(0.1), False, True),  # the exchange of a momentum is no remedy
+        (gg.Adam(), False, False),
+        (gg.LARS(1.0), False, False),
+        (gg.LARS(1.0, momentum=0.0), False, True),
     ],
-    ids=["sgd", "no momentum", "adam", "lars"],
+    ids=["sgd", "other momentum", "no momentum", "adam", "lars", "lars without momentum"],
 )
-def test_the_usual_optimiser_is_sgd_with_momentum(optimizer, usual):
-    assert chosen.usual(optimizer) == usual
+def test_the_usual_optimiser_is_sgd_with_momentum(optimizer, usual, private):
+    assert chosen.momentum_of(optimizer) == {"usual": usual, "private": private}
 
 
 @pytest.mark.core(99)
@@ -312,7 +314,7 @@ def test_torch_chooses_and_warns_by_batch_size():
         return torch.nn.Sequential(torch.nn.Linear(3, 4), *norm, torch.nn.Linear(4, 2))
 
     def strategy(normalised, **how):
-        models = gossipgrad.torch.replicas(lambda: make(normalised), 16, gg.SGD(lr=0.1), **how)
+        models = gossipgrad.torch.replicas(lambda: make(normalised), 16, gg.SGD(0.1, MOMENTUM), **how)
         chosen = models[0].strategy_name, models[0].decision
         models.close()
         return chosen

@@ -112,7 +112,7 @@ def choose(
     nodes    machines of the ranks: on several GossipGraD() sends no momentum.
     mortal   ranks may die while the others go on: then ranks form no nodes.
     usual    the optimiser is SGD with momentum 0.9.
-    private  momenta are never exchanged.
+    private  momenta are never exchanged, or there are none.
     """
     momentum = not private and GossipGraD().exchange_on(nodes) == "weights+momentum"
     alone = cost(samples, ranks, norm, momentum)

@@ -28,8 +28,8 @@ from gossipgrad.training.chosen import (
     checked_optimizer,
     checked_strategy,
     exchanged,
+    momentum_of,
     strategy_options,
-    usual,
 )
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -109,7 +109,7 @@ class Group:
         notices.kernels_not_built(self.team.rank, environment.core_info())
         self.decision = ""  # which strategy "auto" has chosen, and why
         ranks, norm, nodes = self.team.size, _norm_of(modules[0]), machines(self.team, links_given)
-        how = {"mortal": self.team.survives, "usual": usual(optimizer or self.optimizer), "private": self.unfused}
+        how = {"mortal": self.team.survives} | momentum_of(optimizer or self.optimizer)
         if isinstance(self.strategy, strategies.Auto) and samples is not None:
             self.strategy, self.decision = strategies.choose(samples, ranks, norm, nodes, **how)
         self.exchange = exchanged(self.strategy, self.compression, self.team, links_given)

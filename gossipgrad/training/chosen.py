@@ -122,11 +122,12 @@ def norm_of(net: Model) -> strategies.Norm:
     return "batch" if kinds & {"batch_norm1d", "batch_norm2d"} else "none"
 
 
-def usual(optimizer: Any) -> bool:
-    """True for SGD with momentum 0.9, of gossipgrad or torch: the cost of few samples a rank was measured with it."""
+def momentum_of(optimizer: Any) -> dict[str, bool]:
+    """What strategies.choose wants to know of an optimiser, of gossipgrad or torch."""
     own = isinstance(optimizer, optim.Optimizer)
-    momentum = getattr(optimizer, "momentum", 0.0) if own else optimizer.defaults.get("momentum", 0.0)
-    return type(optimizer).__name__ == "SGD" and abs(momentum - 0.9) < 0.05
+    momentum = getattr(optimizer, "momentum", None) if own else optimizer.defaults.get("momentum")
+    usual = type(optimizer).__name__ == "SGD" and abs((momentum or 0) - 0.9) < 0.05
+    return {"usual": usual, "private": not own or momentum == 0}
 
 
 def exchanged(

@@ -39,10 +39,10 @@ from gossipgrad.training.chosen import (
     checked_strategy,
     dtype_of,
     exchanged,
+    momentum_of,
     norm_of,
     simulated_seconds,
     strategy_options,
-    usual,
 )
 from gossipgrad.training.fit_state import FitState
 from gossipgrad.training.times import Times
@@ -476,7 +476,7 @@ class Replicas:
             return
         self._samples_seen = True
         machines, norm = cluster.machines(self.team, self.network), norm_of(self.net)
-        how = {"mortal": self.team.survives, "usual": usual(self.optimizer)}
+        how = {"mortal": self.team.survives} | momentum_of(self.optimizer)
         if self.undecided:
             self.undecided = False
             ranks = links.first_size() if self.team.newcomer else self.size  # as those that it joins have chosen
