@@ -202,7 +202,7 @@ def test_options_of_commands_in_documents():
     for page, line in gossipgrad_lines():
         words = shlex.split(line.rpartition("&&")[2].rpartition(";")[2])
         words = [word for word in words[words.index("gossipgrad") + 1 :] if word != "&"]
-        if words[0] == "run":
+        if words[0] in ("run", "join"):
             while words and words[0] not in commands_of_ranks and not words[0].endswith(".py"):
                 words.pop(0)
         if words and not words[0].endswith(".py") and not {"...", "NAME"} & set(words):
