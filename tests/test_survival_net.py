@@ -104,8 +104,8 @@ def check(found, ranks, dead, epochs=2, samples=600, host=False):
     assert died(found) == sorted(dead) and found["size"] == ranks - len(dead) and found["epochs"] == epochs
     assert all(count >= 1 for count in found["counts"])
     assert all((host or samples <= one) and one < samples + ranks for one in found["samples"])
-    numbers = [view["view"] for view in found["views"]]
-    assert numbers == list(range(1, len(numbers) + 1))
+    numbers = [view["view"] for view in found["views"]]  # two changes at one step are told as one
+    assert numbers == sorted(set(numbers))
 
 
 @pytest.mark.core(2)
