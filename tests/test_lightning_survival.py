@@ -163,6 +163,16 @@ def test_a_loader_that_cannot_be_dealt_anew(make, words):
         training_loader(make(), trainer(), MODEL)
 
 
+def test_a_collective_call_in_a_step_is_refused():
+    """No rank can leave a step in its middle: after a death the others would wait without end."""
+    given = gg.torch.lightning.GossipStrategy()
+    given._survives, given.wrapped = True, SimpleNamespace(_step=SimpleNamespace(open=True))
+    with pytest.raises(RuntimeError, match="collective call between the forward pass and the step.*on_step=False"):
+        given.reduce(torch.ones(1))
+    given.wrapped._step.open = False
+    assert given.reduce(torch.ones(1)).item() == 1
+
+
 @pytest.mark.parametrize(
     "options", [{"limit_train_batches": 0.5}, {"reload_dataloaders_every_n_epochs": 1}], ids=json.dumps
 )

@@ -210,6 +210,13 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
 
     def _again(self, call: Callable[[], T]) -> T:
         """The result of a collective call, which is made again if ranks have died before all had completed it."""
+        wrapped = self.wrapped
+        if self._survives and wrapped is not None and wrapped._step.open:
+            raise RuntimeError(
+                "a collective call between the forward pass and the step, where a death could not be answered (run "
+                "--survive), as self.log(..., on_step=True, sync_dist=True) in training_step. Allowed: on_step=False, "
+                "on_epoch=True; or sync_dist=False"
+            )
         return agreement.surviving(self._ranks, call)
 
     def process_dataloader(self, dataloader: Any) -> Any:
