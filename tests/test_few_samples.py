@@ -109,7 +109,7 @@ def test_the_norm_is_that_of_the_layers():
 @pytest.mark.core(99)
 def test_few_samples_bring_one_warning_with_the_remedy():
     said = []
-    trainer = fit(16, 4, True, said, optimizer=gg.SGD(0.01, momentum=MOMENTUM))
+    trainer = fit(16, 4, True, said, strategy=gg.GossipGraD())
     found = [one for one in said if "of accuracy by gossip" in one]
     assert len(found) == 1
     assert found[0].startswith(
@@ -263,11 +263,41 @@ def test_auto_is_the_chosen_strategy_to_the_bit(ranks, batch, same, tmp_path):
 
 
 @pytest.mark.core(99)
+@pytest.mark.parametrize(
+    ("ranks", "batch", "how", "nodes"),
+    [
+        (16, 4, {}, 4),
+        (15, 1, {}, None),
+        (16, 32, {}, None),
+        (16, 4, {"normalised": False}, None),  # or the law has no data,
+        (16, 4, {"optimizer": gg.Adam()}, None),
+        (17, 1, {}, None),  # or there are no nodes
+        (16, 4, {"compression": gg.AdaComp()}, None),
+    ],
+)
+def test_without_a_strategy_nodes_are_formed_where_gossip_is_known_to_cost_accuracy(ranks, batch, how, nodes, tmp_path):
+    chosen, plain = fit(ranks, batch, **how), gg.GossipGraD()
+    same = plain if nodes is None else gg.GossipGraD(hierarchical=True, ranks_per_node=nodes)
+    given = fit(ranks, batch, strategy=same, **how)
+    assert chosen.strategy == same
+    assert chosen.weights_sha256() == given.weights_sha256()
+    assert bool(chosen.decision) == (nodes is not None)
+    path = str(tmp_path / "chosen.safetensors")
+    chosen.save(path)
+    for one in (chosen, given):
+        one.fit(*samples(ranks * batch), batch_size=batch, progress=False)
+    how = {key: value for key, value in how.items() if key != "normalised"}
+    resumed = gg.Trainer(chosen.net, comm=gg.VirtualCluster(ranks), **how)
+    resumed.fit(*samples(ranks * batch), batch_size=batch, epochs=2, resume=path, progress=False)
+    assert chosen.weights_sha256() == given.weights_sha256() == resumed.weights_sha256()
+
+
+@pytest.mark.core(99)
 def test_the_choice_is_said_once(capsys):
     trainer = gg.Trainer(network(), strategy="auto", comm=gg.VirtualCluster(16))
     trainer.fit(*samples(32), batch_size=2)
     out = capsys.readouterr()
-    assert (out.out + out.err).count("strategy 'auto': GossipGraD(hierarchical=True, ranks_per_node=4): 2 samples") == 1
+    assert (out.out + out.err).count("strategy: GossipGraD(hierarchical=True, ranks_per_node=4): 2 samples") == 1
 
 
 @pytest.mark.core(99)
@@ -329,7 +359,8 @@ def test_torch_chooses_and_warns_by_batch_size():
     with pytest.warns(
         UserWarning, match=r"1 sample a rank and step on 16 ranks may cost a network with batch normalisation"
     ):
-        strategy(True, batch_size=1)
+        strategy(True, strategy=gg.GossipGraD(), batch_size=1)
+    assert strategy(True, batch_size=2)[1] == strategies.choose(2, 16, "batch", 1)[1]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         strategy(True, batch_size=64)

@@ -38,6 +38,7 @@ from gossipgrad.cli.options import (
     option_of,
     path,
     reader,
+    strategy_keys,
 )
 from gossipgrad.cli.parsing import Parser
 from gossipgrad.cluster import MAX_VIRTUAL_RANKS, VirtualCluster
@@ -324,7 +325,7 @@ def _train(arguments: argparse.Namespace, described: Callable[[], None]) -> int:
         net,
         loss=loss,
         optimizer=optimizer,
-        strategy=strategy,
+        strategy=strategy if arguments.strategy or given(arguments, strategy_keys()) else None,
         compression=compression,
         apoptosis=apoptosis,
         metrics=arguments.metrics,

@@ -9,7 +9,7 @@ from typing import Any
 
 from gossipgrad.errors import GONE, choice, named_keywords
 from gossipgrad.strategies import every
-from gossipgrad.strategies.auto import Auto, Norm, choose, few_samples
+from gossipgrad.strategies.auto import Auto, Norm, by_default, choose, few_samples
 from gossipgrad.strategies.base import BY_NAME, Strategy
 from gossipgrad.strategies.every import *  # noqa: F403
 from gossipgrad.strategies.every import __all__ as __all__  # type: ignore[attr-defined]
@@ -38,6 +38,7 @@ __all__ += (
     "check_options",
     "check_permutations",
     "check_topology",
+    "by_default",
     "choose",
     "core_topology",
     "few_samples",

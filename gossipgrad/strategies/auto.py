@@ -17,7 +17,7 @@ from gossipgrad.strategies.averaging import AllReduce
 from gossipgrad.strategies.base import Strategy
 from gossipgrad.strategies.gossip import GossipGraD
 
-__all__ = ["Auto", "choose", "cost", "few_samples", "spread"]
+__all__ = ["Auto", "by_default", "choose", "cost", "few_samples", "spread"]
 
 Norm = Literal["batch", "group", "none"]
 
@@ -128,6 +128,28 @@ def choose(
                 f"GossipGraD(hierarchical=True, ranks_per_node={size}): {why} without nodes",
             )
     return AllReduce(), f"AllReduce(): {why} by gossip"
+
+
+def by_default(
+    samples: int,
+    ranks: int,
+    norm: Norm,
+    nodes: int,
+    *,
+    mortal: bool = False,
+    usual: bool = True,
+    private: bool = False,
+) -> tuple[Strategy, str]:
+    """The strategy of a training that names none, and a line that says why it is not GossipGraD().
+
+    As of choose: nodes, where the network has a normalisation and the optimiser is the measured one. Gossip stays
+    gossip: elsewhere it is GossipGraD(), and few_samples warns.
+    """
+    how = {"mortal": mortal, "usual": usual, "private": private}
+    strategy, why = choose(samples, ranks, norm, nodes, **how)
+    if usual and norm != "none" and isinstance(strategy, GossipGraD) and strategy.hierarchical:
+        return strategy, why
+    return GossipGraD(), ""
 
 
 def few_samples(

@@ -103,15 +103,20 @@ class Group:
             if self.strategy.workers(self.team.size) != self.team.size:
                 raise ValueError("dedicated=True: allowed: False; every process trains a module")
             check_synchronised(modules[0], self.strategy, self.team.size, self.virtual is not None)
-            one.facts = self._facts(modules[0], layers[0], optimizer, network, timeout) | {"batch_size": samples}
+            one.facts = self._facts(modules[0], layers[0], optimizer, network, timeout) | {
+                "batch_size": samples,
+                "strategy is given": strategy is not None,
+            }
         if self.team.size > 1:
             self._share_first_weights(modules)
         notices.kernels_not_built(self.team.rank, environment.core_info())
-        self.decision = ""  # which strategy "auto" has chosen, and why
+        self.decision = ""  # which strategy was chosen, and why; "": the given one, or GossipGraD()
         ranks, norm, nodes = self.team.size, _norm_of(modules[0]), machines(self.team, links_given)
         how = {"mortal": self.team.survives} | momentum_of(optimizer or self.optimizer)
-        if isinstance(self.strategy, strategies.Auto) and samples is not None:
-            self.strategy, self.decision = strategies.choose(samples, ranks, norm, nodes, **how)
+        by_default = strategy is None and compression is None
+        if samples is not None and (by_default or isinstance(self.strategy, strategies.Auto)):
+            decide = strategies.by_default if by_default else strategies.choose
+            self.strategy, self.decision = decide(samples, ranks, norm, nodes, **how)
         self.exchange = exchanged(self.strategy, self.compression, self.team, links_given)
         if samples is not None:
             how["fixed"] = self.compression is not None

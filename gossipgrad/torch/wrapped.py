@@ -541,7 +541,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
 
     @property
     def decision(self) -> str:
-        """Which strategy "auto" has chosen, and why; "" without "auto"."""
+        """Which strategy was chosen, and why; "": the given one, or GossipGraD()."""
         return self._group.decision
 
     def _go_on_at(self, step: int) -> None:

@@ -49,12 +49,14 @@ def wrap(
     optimizer    of gossipgrad: fused with the exchange, as gg.SGD(lr=0.1) or gg.Adam(); None: SGD(lr=0.01,
                  momentum=0.9). Or a torch.optim one of the module's parameters. That is slower: each rank's step is
                  made first, and its changes are then exchanged like the gradient of an SGD with a rate of 1.
-    strategy     None: GossipGraD(). `gg.AllReduce()` computes what DistributedDataParallel does. Strategies compute
-                 as in a Trainer. Only asynchronous servers (ParameterServer) differ, from their first exchange on: a
-                 server answers when its process looks for requests, which a module's hooks do at other moments than a
-                 Trainer. So changes are added in another order. "auto": chosen by batch_size, as
-                 gossipgrad.strategies.Auto says; `model.decision` names it and the reason.
-    batch_size   samples of a rank and step, for "auto" and for a warning where they are few; the loop may give others.
+    strategy     None: GossipGraD(), in nodes where batch_size= is small, as in a Trainer. `gg.AllReduce()` computes
+                 what DistributedDataParallel does. Strategies compute as in a Trainer. Only asynchronous servers
+                 (ParameterServer) differ, from their first exchange on: a server answers when its process looks for
+                 requests, which a module's hooks do at other moments than a Trainer. So changes are added in another
+                 order. "auto": chosen by batch_size, as gossipgrad.strategies.Auto says; `model.decision` names it and
+                 the reason.
+    batch_size   samples of a rank and step, for the choice of a strategy and a warning where they are few; the loop may
+                 give others.
     comm         None: the ranks of mpiexec; or a communicator of mpi4py. For several ranks in one process there is
                  gg.torch.replicas.
     groups       parameters with settings of their own, as torch.optim's param_groups: a list of dicts with "params" and

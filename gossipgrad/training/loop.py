@@ -113,7 +113,7 @@ class Loop:
                 wanted = check_steps(self.callbacks)  # on_fit_begin may have set others
                 one.number = self._number(bool(trainer.stop))
             if trainer.decision:
-                trainer.say(f"strategy 'auto': {trainer.decision}")
+                trainer.say(f"strategy: {trainer.decision}")
             trainer.stop = any(self._numbers(one, "before the first step"))
             trainer.team.halt_begin(trainer.step)
             self._pauses = self._all_pauses(wanted)

@@ -127,7 +127,9 @@ class Replicas:
                  missing ones are 1; None: those of the network.
         optimizer  gossipgrad.SGD(...), Adam(...) or another Optimizer; None: SGD(lr=0.01, momentum=0.9).
         strategy  how ranks exchange, a gossipgrad.Strategy; None: GossipGraD(). "auto": the first fit or train_step
-                 chooses by the samples of a rank (gossipgrad.strategies.Auto); until then it is GossipGraD().
+                 chooses by the samples of a rank (gossipgrad.strategies.Auto); until then it is GossipGraD(). None
+                 chooses as well, between GossipGraD() and nodes, for a network with a normalisation and SGD with
+                 momentum 0.9.
         compression  gossipgrad.AdaComp(...): messages become 40 to 200 times smaller. Strategies that cannot compress
                  refuse it.
         apoptosis  gossipgrad.Apoptosis(...): redundant units leave the network while it trains; trainer.net is then
@@ -182,6 +184,7 @@ class Replicas:
             self.optimizer = checked_optimizer(optimizer)
             given = checked_strategy(strategy, auto=True, changes=True)
             self.undecided = isinstance(given, strategies.Auto)  # until the samples of a rank are known
+            self._by_default = strategy is None and compression is None
             checked_compression(compression, given)
             self.strategy = strategies.GossipGraD() if self.undecided else given
             self.compression = checked_compression(compression, self.strategy)
@@ -225,7 +228,7 @@ class Replicas:
         self.dtype: DType = dtype_of(dtype, self.device, self.precision, self.backend, self.team)
         notices.one_rank(self.team, network, timeout)
         notices.kernels_not_built(self.team.rank, environment.core_info())
-        self.decision = ""  # which strategy "auto" has chosen, and why
+        self.decision = ""  # which strategy was chosen, and why; "": the given one, or GossipGraD()
         self._samples_seen = False
         self.stop = False
         self.resumed = False  # True if this fit continues from a checkpoint saved after an epoch
@@ -279,6 +282,7 @@ class Replicas:
             **heads.loss_settings(self.heads),
             **self.strategy.settings(),
             **({"strategy": "auto"} if self.undecided else {}),
+            "strategy is given": not self._by_default,
             "compression": "none" if self.compression is None else self.compression.settings(),
             "apoptosis": "none" if self.apoptosis is None else self.apoptosis.settings(),
             "probe": lambda: fingerprint.data(getattr(self.apoptosis, "own_probe", None)),
@@ -471,21 +475,24 @@ class Replicas:
             self._make()
 
     def see_samples(self, samples: int) -> None:
-        """Decide on strategy="auto" for batches of `samples` a rank; warn if gossip has few. Once. Collective."""
+        """Decide for batches of `samples` a rank, unless a strategy is given; warn if gossip has few. Once.
+        Collective.
+        """
         if self._samples_seen:
             return
         self._samples_seen = True
         machines, norm = cluster.machines(self.team, self.network), norm_of(self.net)
         how = {"mortal": self.team.survives} | momentum_of(self.optimizer)
-        if self.undecided:
-            self.undecided = False
+        undecided, self.undecided = self.undecided, False
+        if undecided or self._by_default:
+            decide = strategies.choose if undecided else strategies.by_default
             ranks = links.first_size() if self.team.newcomer else self.size  # as those that it joins have chosen
-            strategy, self.decision = strategies.choose(samples, ranks, norm, machines, **how)
+            strategy, self.decision = decide(samples, ranks, norm, machines, **how)
             if strategy != self.strategy:
                 self.__dict__["strategy"] = strategy
                 self.exchange = exchanged(strategy, self.compression, self.team, self.network)
                 self._make()
-        else:
+        if not undecided:
             how["fixed"] = self.compression is not None
             notices.few_samples(self.team, self.strategy, self.exchange, samples, norm, machines, **how)
 
