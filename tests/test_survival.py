@@ -108,6 +108,16 @@ def test_deaths_one_after_the_other_lose_no_sample(seed):
     assert history.last["samples"] == SAMPLES
 
 
+def test_many_deaths_in_an_epoch():
+    """Each recalls samples of all former parts, which are listed once each: 22 parts would else take 2^22 lists."""
+    p, samples = 24, 1200
+    deaths = {rank: rank for rank in range(1, p - 1)}
+    options = {"batch_size": 1, "samples": samples, "compute_time": 1.0, "detect": 0.4}
+    trainer, history = trained(gg.NoExchange(), p, deaths, **options)
+    assert len(history.views) == len(deaths)
+    assert ((own_weights(trainer) != 0).sum(axis=0) == 1).all()
+
+
 @pytest.mark.parametrize(
     "name, p, deaths, detect",
     [

@@ -32,22 +32,16 @@ static int next_ranks(const gg_divided_epoch *epoch, int k, int ranks) {
     return k < epoch->divisions ? epoch->division[k].ranks : ranks;
 }
 
-/* What was left before division k. */
-static gg_divided_epoch before(const gg_divided_epoch *epoch, int k) {
-    gg_divided_epoch part = *epoch;
-    part.divisions = k;
-    return part;
-}
+/* The part whose samples go back. */
+static int64_t recalled_part(const gg_division *recall) { return -1 - recall->read[0]; }
 
-/* *end: samples that the recall's rank had read. */
-static gg_status check_recall(const gg_divided_epoch *epoch, int k, int64_t *end) {
-    const int64_t *recall = epoch->division[k].read, of = -1 - recall[0];
-    int64_t all = 0, share = -1;
+/* *end: samples that the recall's rank had read. left: before each division. */
+static gg_status check_recall(const gg_divided_epoch *epoch, int k, const int64_t *left, int64_t *end) {
+    const int64_t *recall = epoch->division[k].read, of = recalled_part(&epoch->division[k]);
+    int64_t share = -1;
     const gg_division *part = of < k - 1 ? &epoch->division[of] : NULL;
     if (part != NULL && !is_recall(part) && recall[1] >= 0 && recall[1] < part->ranks) {
-        const gg_divided_epoch then = before(epoch, (int)of);
-        GG_TRY(gg_division_count(&then, part->ranks, &all));
-        share = gg_division_share(all, part->ranks, (int)recall[1]);
+        share = gg_division_share(left[of], part->ranks, (int)recall[1]);
         if (part->read[recall[1]] < share) share = part->read[recall[1]];
     }
     *end = share;
@@ -58,30 +52,48 @@ static gg_status check_recall(const gg_divided_epoch *epoch, int k, int64_t *end
                    k, recall[2], recall[1], of);
 }
 
-gg_status gg_division_count(const gg_divided_epoch *epoch, int ranks, int64_t *left) {
-    *left = epoch->sharding->count;
-    for (int k = 0; k < epoch->divisions; ++k) {
-        const gg_division *d = &epoch->division[k];
-        const int64_t all = *left;
-        int64_t end;
-        if (is_recall(d)) {
-            GG_TRY(check_recall(epoch, k, &end));
-            *left += end - d->read[2];
-        } else if (d->ranks < 1 || d->ranks > epoch->sharding->count) {
-            return gg_fail(GG_ERROR_ARGUMENT, "division %d: %d ranks; allowed: 1 to %" PRId64 ", the samples", k,
-                           d->ranks, epoch->sharding->count);
-        }
-        for (int rank = 0; rank < d->ranks && !is_recall(d); ++rank) {
-            const int64_t share = gg_division_share(all, d->ranks, rank);
-            if (d->read[rank] < 0 || (d->read[rank] > share && d->read[rank] != GG_READ_ALL))
-                return gg_fail(GG_ERROR_ARGUMENT,
-                               "division %d, rank %d: %" PRId64 " samples read; allowed: 0 to %" PRId64, k, rank,
-                               d->read[rank], share);
-            *left -= d->read[rank] < share ? d->read[rank] : share;
-        }
-        if (!has_recall(epoch, k + 1)) *left = padded(*left, next_ranks(epoch, k, ranks));
+/* *left: from the samples before division k, a part, to those that nobody has read in it. */
+static gg_status subtract_read(const gg_divided_epoch *epoch, int k, int64_t *left) {
+    const gg_division *d = &epoch->division[k];
+    const int64_t all = *left;
+    if (d->ranks < 1 || d->ranks > epoch->sharding->count)
+        return gg_fail(GG_ERROR_ARGUMENT, "division %d: %d ranks; allowed: 1 to %" PRId64 ", the samples", k, d->ranks,
+                       epoch->sharding->count);
+    for (int rank = 0; rank < d->ranks; ++rank) {
+        const int64_t share = gg_division_share(all, d->ranks, rank);
+        if (d->read[rank] < 0 || (d->read[rank] > share && d->read[rank] != GG_READ_ALL))
+            return gg_fail(GG_ERROR_ARGUMENT, "division %d, rank %d: %" PRId64 " samples read; allowed: 0 to %" PRId64,
+                           k, rank, d->read[rank], share);
+        *left -= d->read[rank] < share ? d->read[rank] : share;
     }
     return GG_OK;
+}
+
+/* left[k]: samples before division k; the last one: after all. */
+static gg_status count_left(const gg_divided_epoch *epoch, int ranks, int64_t *left) {
+    left[0] = epoch->sharding->count;
+    for (int k = 0; k < epoch->divisions; ++k) {
+        int64_t found = left[k], end;
+        if (is_recall(&epoch->division[k])) {
+            GG_TRY(check_recall(epoch, k, left, &end));
+            found += end - epoch->division[k].read[2];
+        } else {
+            GG_TRY(subtract_read(epoch, k, &found));
+        }
+        left[k + 1] = has_recall(epoch, k + 1) ? found : padded(found, next_ranks(epoch, k, ranks));
+    }
+    return GG_OK;
+}
+
+gg_status gg_division_count(const gg_divided_epoch *epoch, int ranks, int64_t *left) {
+    gg_status status = GG_OK;
+    int64_t *counts = NULL;
+    GG_TRY_CLEANUP(gg_calloc((size_t)epoch->divisions + 1, sizeof *counts, "samples left", &counts));
+    GG_TRY_CLEANUP(count_left(epoch, ranks, counts));
+    *left = counts[epoch->divisions];
+cleanup:
+    gg_free(counts);
+    return status;
 }
 
 /* The samples that a rank reads in the first division, in its order. */
@@ -116,47 +128,69 @@ static int64_t remove_read(const gg_division *d, int64_t count, uint32_t *list) 
     return left;
 }
 
-/* Appends the samples of the recall in division k. */
-static gg_status append_recalled(const gg_divided_epoch *epoch, int k, uint32_t *list, int64_t *count) {
-    gg_status status = GG_OK;
+/* Room for the list after every division. */
+static int64_t list_room(const gg_divided_epoch *epoch, const int64_t *left) {
+    int64_t room = 0;
+    for (int k = 0; k <= epoch->divisions; ++k)
+        if (left[k] > room) room = left[k];
+    return room;
+}
+
+static bool is_recalled(const gg_divided_epoch *epoch, int part) {
+    for (int k = part + 1; k < epoch->divisions; ++k)
+        if (is_recall(&epoch->division[k]) && recalled_part(&epoch->division[k]) == part) return true;
+    return false;
+}
+
+/* Appends the samples of the recall in division k. dealt: the list before the part that it recalls. */
+static gg_status append_recalled(const gg_divided_epoch *epoch, int k, const int64_t *left, const uint32_t *dealt,
+                                 uint32_t *list, int64_t *count) {
     const int64_t *recall = epoch->division[k].read;
-    const gg_divided_epoch then = before(epoch, (int)(-1 - recall[0]));
-    const int ranks = epoch->division[then.divisions].ranks;
-    int64_t end, all;
-    uint32_t *dealt = NULL;
-    GG_TRY_CLEANUP(check_recall(epoch, k, &end));
-    GG_TRY_CLEANUP(gg_division_count(&then, ranks, &all));
-    GG_TRY_CLEANUP(gg_alloc((size_t)all * sizeof *dealt, "samples of a part", &dealt));
-    GG_TRY_CLEANUP(gg_division_list(&then, ranks, dealt));
+    const int ranks = epoch->division[recalled_part(&epoch->division[k])].ranks;
+    int64_t end;
+    GG_TRY(check_recall(epoch, k, left, &end));
     for (int64_t s = recall[2]; s < end; ++s) list[(*count)++] = dealt[s * ranks + recall[1]];
-cleanup:
-    gg_free(dealt);
-    return status;
+    return GG_OK;
+}
+
+/* The samples after all divisions. dealt[k]: NULL, or made here: the list before part k, which is recalled. */
+static gg_status list_left(const gg_divided_epoch *epoch, const int64_t *left, uint32_t *list, uint32_t **dealt) {
+    for (int k = 0; k < epoch->divisions; ++k) {
+        int64_t found = left[k];
+        if (is_recalled(epoch, k)) {
+            GG_TRY(gg_alloc((size_t)found * sizeof *list, "samples of a part", &dealt[k]));
+            memcpy(dealt[k], list, (size_t)found * sizeof *list);
+        }
+        if (is_recall(&epoch->division[k])) {
+            const uint32_t *of = dealt[recalled_part(&epoch->division[k])];
+            GG_TRY(append_recalled(epoch, k, left, of, list, &found));
+        } else {
+            found = remove_read(&epoch->division[k], found, list);
+        }
+        if (has_recall(epoch, k + 1)) continue;
+        if (!epoch->shuffle) qsort(list, (size_t)found, sizeof *list, compare_ids);
+        for (int64_t i = found; i < left[k + 1]; ++i) list[i] = list[i - found];
+    }
+    return GG_OK;
 }
 
 gg_status gg_division_list(const gg_divided_epoch *epoch, int ranks, uint32_t *ids) {
     gg_status status = GG_OK;
-    uint32_t *list = NULL, *scratch = NULL;
-    int64_t left = epoch->sharding->count, room = left;
-    for (int k = 0; k < epoch->divisions; ++k) {
-        int64_t end = 0;
-        if (is_recall(&epoch->division[k])) GG_TRY_CLEANUP(check_recall(epoch, k, &end));
-        room += is_recall(&epoch->division[k]) ? end - epoch->division[k].read[2] : next_ranks(epoch, k, ranks);
-    }
-    GG_TRY_CLEANUP(gg_alloc((size_t)room * sizeof *list, "samples of an epoch", &list));
-    GG_TRY_CLEANUP(gg_alloc((size_t)left * sizeof *scratch, "the order of a rank", &scratch));
+    const size_t divisions = (size_t)epoch->divisions;
+    int64_t *left = NULL;
+    uint32_t *list = NULL, *scratch = NULL, **dealt = NULL;
+    GG_TRY_CLEANUP(gg_calloc(divisions + 1, sizeof *left, "samples left", &left));
+    GG_TRY_CLEANUP(gg_calloc(divisions + 1, sizeof *dealt, "samples of parts", &dealt));
+    GG_TRY_CLEANUP(count_left(epoch, ranks, left));
+    GG_TRY_CLEANUP(gg_alloc((size_t)list_room(epoch, left) * sizeof *list, "samples of an epoch", &list));
+    GG_TRY_CLEANUP(gg_alloc((size_t)left[0] * sizeof *scratch, "the order of a rank", &scratch));
     list_first(epoch, scratch, list);
-    for (int k = 0; k < epoch->divisions; ++k) {
-        if (is_recall(&epoch->division[k])) GG_TRY_CLEANUP(append_recalled(epoch, k, list, &left));
-        else left = remove_read(&epoch->division[k], left, list);
-        if (has_recall(epoch, k + 1)) continue;
-        const int64_t found = left;
-        if (!epoch->shuffle) qsort(list, (size_t)found, sizeof *list, compare_ids);
-        left = padded(found, next_ranks(epoch, k, ranks));
-        for (int64_t i = found; i < left; ++i) list[i] = list[i - found];
-    }
-    memcpy(ids, list, (size_t)left * sizeof *ids);
+    GG_TRY_CLEANUP(list_left(epoch, left, list, dealt));
+    memcpy(ids, list, (size_t)left[divisions] * sizeof *ids);
 cleanup:
+    for (size_t k = 0; dealt != NULL && k < divisions; ++k) gg_free(dealt[k]);
+    gg_free(dealt);
+    gg_free(left);
     gg_free(list);
     gg_free(scratch);
     return status;
