@@ -66,10 +66,12 @@ trainer.fit(module, loader, validation, ckpt_path=case.get("resume"))
 view = kept["view"]
 rows = given._team.allgather(kept["own"])
 seen = given._team.allgather(np.bincount(module.validated, minlength=samples))
+trainer.validate(module, validation, verbose=False)
+after = given._team.allgather(np.bincount(module.validated, minlength=samples))
 if trainer.is_global_zero:
     print(json.dumps({"members": view.members, "moved": rows.sum(0).tolist(), "changes": view.changes,
                       "steps": trainer.global_step, "ranks": trainer.callback_metrics["ranks"].item(),
-                      "validated": seen.sum(0).tolist(), "world": trainer.world_size}))
+                      "validated": seen.sum(0).tolist(), "after": after.sum(0).tolist(), "world": trainer.world_size}))
 """
 )
 
@@ -91,7 +93,7 @@ def test_a_trainer_goes_on(ranks, deaths, options, survive, tmp_path):  # noqa: 
     assert found is not None, errors
     within = all(isinstance(where, int) for _, where, _ in deaths)
     check(found, ranks, [rank for rank, _, _ in deaths], exact=False)
-    assert found["world"] == ranks - len(deaths)
+    assert found["world"] == ranks - len(deaths) and min(found["after"]) >= 1
     *_, path = sorted(tmp_path.glob("*.ckpt"))
     assert path.name == f"epoch={options.get('epochs', 1) - 1}.ckpt"
     saved = torch.load(path, weights_only=False)

@@ -360,6 +360,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
                 state = wrapped.consensus_state_dict()
                 wrapped.close()
                 load_tensors(wrapped.module, state)
+                self._part = self.global_rank, self.world_size  # ranks may have died since the last epoch's end
             self.model = self.lightning_module
             if self._layer_sync is not None and self.world_size > 1:
                 self.model = self._layer_sync.revert(self.model)
