@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import time
 
 import pytest
@@ -213,6 +214,34 @@ def test_new_ranks_that_cannot_join_end_and_the_others_go_on(job):
     wait_all(one, one.join(1, "agent8"), codes=[2])
     assert "the job takes no more new ranks; allowed: 1 in all (--respawn)" in one.said("agent8")
     wait_all(one, *agents, coordinator_)
+    assert told(one)[0]["members"] == [0, 1, 2, 3]
+
+
+@pytest.mark.full
+def test_a_join_that_is_interrupted_leaves_the_others_alone(job):
+    one = job(own={"4": {"at": "slow"}}, epochs=2)
+    coordinator_ = one.coordinate()
+    agents = [one.agent(node, respawn=1) for node in (0, 1)]
+    wait_for(one.trains)
+    late = one.join(1)
+    wait_for((one.folder / "beganslow").exists)
+    late.send_signal(signal.SIGINT)
+    wait_all(one, late, codes=[130])
+    wait_all(one, *agents, coordinator_)
+    assert told(one)[0]["members"] == [0, 1, 2, 3]
+
+
+@pytest.mark.full
+def test_a_new_rank_that_ends_by_itself_is_not_replaced(job):
+    """The next one would end as well, until no number is left for the dead."""
+    one = job(own={"4": {"lr": 0.3}}, epochs=2)
+    coordinator_ = one.coordinate()
+    agents = [one.agent(node, respawn=3) for node in (0, 1)]
+    wait_for(one.trains)
+    late = one.join(1)
+    assert late.wait(90) not in (0, None)
+    wait_all(one, *agents, coordinator_)
+    assert "lr is 0.3 here, 0.1 in the group" in one.said("agent9") and "rank 5" not in one.said("agent9")
     assert told(one)[0]["members"] == [0, 1, 2, 3]
 
 

@@ -270,6 +270,19 @@ def test_ranks_that_know_the_secret_meet_and_strangers_are_dropped(handshakes):
         connection.close()
 
 
+def test_a_stranger_that_sends_a_byte_now_and_then_is_dropped_in_time(handshakes, monkeypatch):
+    """It would else hold a thread and a descriptor of a rank for as long as it likes."""
+    monkeypatch.setattr(net, "_TO_PROVE", 0.3)
+    zero, _, said = handshakes(b"s" * 32, b"s" * 32)
+    threading.Thread(target=zero._listen, daemon=True).start()
+    with socket.create_connection(zero.addresses[0]) as stranger:
+        for one in net._HELLO[:12]:
+            with contextlib.suppress(ConnectionError):  # it is dropped
+                stranger.send(bytes([one]))
+            time.sleep(0.1)
+        assert len(said) == 1 and "dropped a connection" in said[0]
+
+
 def test_a_bad_secret_is_refused_by_both_sides(handshakes):
     zero, one, said = handshakes(b"s" * 32, b"t" * 32)
     threading.Thread(target=zero._listen, daemon=True).start()

@@ -47,6 +47,7 @@ class Agent(Job):
         self.line: Line | None = None
         self.begun: Message | None = None  # the coordinator's word to start
         self.joining: int = arguments.n if arguments.join else 0  # ranks
+        self.early: list[Message] = []  # came together with the coordinator's answer to a node that joins
         if self.joining:
             self._enter(arguments)
         super().__init__(arguments)
@@ -84,27 +85,26 @@ class Agent(Job):
     def _enter(self, arguments: argparse.Namespace) -> None:
         """Become a node of a job that runs. ConnectionError: it is not possible."""
         where, until = arguments.coordinator, time.monotonic() + arguments.grace
-        line, heard = self._ask_to_enter(where)
+        line, heard, self.early = self._ask_to_enter(where)
         if line is None or heard.get("later"):
             say(f"join: waits for the coordinator at {where}, and the start of its job")
         while (line is None or heard.get("later")) and time.monotonic() < until:
             if line is not None:
                 line.close()
             time.sleep(_TO_RETRY)
-            line, heard = self._ask_to_enter(where)
+            line, heard, self.early = self._ask_to_enter(where)
         if line is None or heard["kind"] != "joined":
             raise ConnectionError(f"join: the coordinator at {where}: {heard.get('why')}")
         self.begun, self.line = heard, line
         arguments.n, arguments.nodes, arguments.survive, arguments.respawn, arguments.lease = heard["facts"]
         arguments.node = int(heard["node"])
-        self._signals(line.socket)
 
-    def _ask_to_enter(self, where: str) -> tuple[Line | None, Message]:
-        """The coordinator's answer; no line: there is none at its address."""
+    def _ask_to_enter(self, where: str) -> tuple[Line | None, Message, list[Message]]:
+        """The coordinator's answer, and what came with it; no line: there is none at its address."""
         try:
             one = socket.create_connection(self.coordinator, timeout=_TO_ENTER)
         except ConnectionRefusedError:
-            return None, {"why": "nobody listens there"}
+            return None, {"why": "nobody listens there"}, []
         except OSError as error:
             raise ConnectionError(f"join: no coordinator at {where}: {error.strerror or error}") from None
         line, until = Line(one, self.key, False), time.monotonic() + _TO_ENTER
@@ -119,7 +119,7 @@ class Agent(Job):
             raise ConnectionError(f"join: the coordinator at {where} has closed the connection: {error}") from None
         if not heard:
             raise ConnectionError(f"join: the coordinator at {where} has not answered for {_TO_ENTER:g} s")
-        return line, heard[0]
+        return line, heard[0], heard[1:]
 
     def listens(self) -> bool:
         return bool(self.most > self.size)
@@ -151,6 +151,8 @@ class Agent(Job):
             raise _EndError(self.code)
 
     def start(self, mask: set[int]) -> None:
+        if self.line is not None:  # of a node that joins: now SIGIO is blocked
+            self._signals(self.line.socket)
         with contextlib.suppress(_EndError):
             super().start(mask)
             self.started = True
@@ -236,6 +238,8 @@ class Agent(Job):
 
     def look(self) -> None:
         now = time.monotonic()
+        while self.early:
+            self._hear(self.early.pop(0))
         if self.line is None:
             self._connect(now)
         if self.line is not None:
@@ -371,8 +375,13 @@ class Agent(Job):
             self.wanted.remove(found)
             self.ranks.append(rank)
             others = [m["addresses"].get(str(other)) for other in range(self.most)]
-            self._start_rank(rank, found[1], found[0].fileno(), addresses=others)
-            found[0].close()
+            with found[0]:
+                try:
+                    self._start_rank(rank, found[1], found[0].fileno(), addresses=others)
+                except OSError as error:
+                    say(f"rank {rank} cannot be started: {error.strerror}")
+                    self._tell_died(rank, 1)
+                    self.code = self.code or 2
         if m["none_left"]:
             if self.joining:
                 say(f"{len(self.wanted)} of the new ranks cannot join; allowed: {self.spare} in all (--respawn)")
@@ -389,7 +398,7 @@ class Agent(Job):
         self._tell_died(rank, code)
         if code < 0:
             self._respawn(rank)
-        elif not self.running and not self.joined:
+        elif not self.running and not self.joined & set(self.ranks):
             self.code = self.code or code
 
     def _end_newcomers(self) -> None:
@@ -431,7 +440,8 @@ class Agent(Job):
         """The others go on. What it has told last is in place, since it has been reaped."""
         say(f"rank {rank} {_how(code)}")
         self._tell_died(rank, code)
-        self._respawn(rank)
+        if code < 0 or rank < self.size:  # a new one that has ended by itself would do so again
+            self._respawn(rank)
         self.last_code = code if code > 0 else 128 - code if code < 0 else 1
         if not self.running and not self.wanted:
             self.code = self.code or self.last_code
@@ -442,7 +452,8 @@ class Agent(Job):
         self._send({"kind": "died", "rank": rank, "code": code, "pages": self._pages(self.ranks)})
 
     def _ended(self, rank: int, code: int) -> None:
-        if self.leaving and not self.cut and self.keeper.trains(rank):
+        new = rank >= self.size and rank not in self.keeper.view()["ranks"]  # the others do not know it
+        if self.leaving and not self.cut and (new or self.keeper.trains(rank)):
             self._died(rank, code)
         elif self.leaving and not self.told_end and code != 0:  # outside of fit the others cannot go on
             self.end(self.code)

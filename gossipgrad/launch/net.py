@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -29,6 +30,8 @@ _HELLO = b"gossipgrad-net 2"
 _WELCOME = b"\1"  # the connection is taken
 _NONCE, _PROOF = 32, hashlib.sha256().digest_size
 _TO_PROVE = 10.0  # seconds that whoever connects has
+_TO_COME = 300.0  # seconds that another new rank has, which may be reading its data
+_STRANGERS = 64  # connections that have not proved themselves at a time
 _LOOK = 1.0  # seconds between looks at views while a newcomer connects
 
 _connected = False
@@ -158,7 +161,7 @@ class _Handshakes:
         """True if a newcomer need not wait for this rank any longer. CommunicationError: nobody knows of it."""
         if self.views is None or other in self.views.view()["ranks"]:
             return False
-        if other >= self.members and time.monotonic() < since + _TO_PROVE:  # it may join yet
+        if other >= self.members and time.monotonic() < since + _TO_COME:  # it may join yet
             return False
         if other >= self.members:
             raise CommunicationError(f"rank {self.rank}: rank {other}, which is new as well, cannot be reached")
@@ -174,9 +177,11 @@ class _Handshakes:
                 patience = left if self.views is None else min(_LOOK, left or _LOOK)
                 one = socket.create_connection(address, timeout=patience)
             except (ConnectionRefusedError, ConnectionResetError):
-                if self.views is None:
+                if self.views is None or (self.deadline is not None and time.monotonic() > self.deadline):
                     raise
-                return None
+                if other not in self.views.view()["ranks"]:
+                    return None
+                time.sleep(0.1)  # the view does not know its death yet; or it lives, and would wait for this rank
             except OSError:
                 if self.views is None or (self.deadline is not None and time.monotonic() > self.deadline):
                     raise
@@ -222,7 +227,7 @@ class _Handshakes:
         except TimeoutError:
             raise self._late(other) from None
         except (OSError, EOFError) as error:
-            if self.views is not None and not isinstance(error, CommunicationError):
+            if not isinstance(error, CommunicationError) and self._dies(other):
                 return None
             raise CommunicationError(
                 f"rank {self.rank} waits for rank {other}, which has ended before it had connected ({error})"
@@ -231,25 +236,40 @@ class _Handshakes:
             if one is not None:
                 one.close()
 
+    def _dies(self, other: int) -> bool:
+        """For a newcomer: the view tells of the other's death, soon. Else it lives, and would wait for this rank."""
+        until = time.monotonic() + _TO_PROVE
+        while self.views is not None and time.monotonic() < until:
+            if other not in self.views.view()["ranks"]:
+                return True
+            time.sleep(0.05)
+        return False
+
     def _listen(self) -> None:
+        strangers = threading.BoundedSemaphore(_STRANGERS)
         while True:
+            strangers.acquire()
             try:
                 one, address = self.listener.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._answer, args=(one, address), daemon=True).start()
+            except OSError as error:
+                strangers.release()
+                if error.errno in (errno.EBADF, errno.EINVAL):  # closed
+                    return
+                time.sleep(0.1)
+                continue
+            threading.Thread(target=self._answer, args=(one, address, strangers), daemon=True).start()
 
-    def _answer(self, one: socket.socket, address: Any) -> None:
+    def _answer(self, one: socket.socket, address: Any, strangers: threading.BoundedSemaphore) -> None:
+        until = time.monotonic() + _TO_PROVE
         try:
-            one.settimeout(_TO_PROVE)
-            hello = _receive(one, len(_HELLO) + 4 + _NONCE)
+            hello = _receive(one, len(_HELLO) + 4 + _NONCE, until)
             other = int.from_bytes(hello[len(_HELLO) : len(_HELLO) + 4], "little")
             if not hello.startswith(_HELLO) or (other not in self.later and other not in self.new):
                 raise EOFError("it is no rank of this job")
             own = secrets.token_bytes(_NONCE)
             nonces = hello[-_NONCE:] + own
             one.sendall(own + self.proof(b"listens", other, self.rank, nonces))
-            if not hmac.compare_digest(_receive(one, _PROOF), self.proof(b"connects", other, self.rank, nonces)):
+            if not hmac.compare_digest(_receive(one, _PROOF, until), self.proof(b"connects", other, self.rank, nonces)):
                 raise EOFError("it does not know this job's secret")
             if other in self.new:
                 self._arrived(other, one)
@@ -259,6 +279,8 @@ class _Handshakes:
         except (OSError, EOFError) as error:
             one.close()
             _say(f"rank {self.rank} dropped a connection from {address[0]}:{address[1]}: {error}")
+        finally:
+            strangers.release()
 
     def _arrived(self, other: int, one: socket.socket) -> None:
         """A newcomer. It is welcomed when this process has its socket: then it may join."""
@@ -281,9 +303,12 @@ def _say(text: str) -> None:
         print(f"gossipgrad: {text}", file=sys.stderr, flush=True)
 
 
-def _receive(one: socket.socket, count: int) -> bytes:
+def _receive(one: socket.socket, count: int, until: float | None = None) -> bytes:
+    """until: TimeoutError after this moment; None: after the socket's own time, each time that nothing comes."""
     data = b""
     while len(data) < count:
+        if until is not None:
+            one.settimeout(max(0.001, until - time.monotonic()))
         more = one.recv(count - len(data))
         if not more:
             raise EOFError("it ended before it had proved itself")

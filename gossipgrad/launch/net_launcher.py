@@ -312,7 +312,8 @@ class Job:
         _say(f"rank {rank} {_how(code)}: {then}")
         if not self.changing:
             self.end(code if code > 0 else 128 - code if code < 0 else 1)
-        self._respawn(rank)
+        if code < 0 or rank < self.size:  # a new one that has ended by itself would do so again
+            self._respawn(rank)
 
     def _newcomer_ended(self, rank: int, code: int) -> None:
         """It had not joined: the others do not know it. One that has ended by itself would do so again."""
