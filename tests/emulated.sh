@@ -43,16 +43,20 @@ unset GOSSIPGRAD_ISA GOSSIPGRAD_PAIRED
 
 step() { printf '== %4d s  %s\n' "$SECONDS" "$*"; }
 
+# What fails runs once more: a machine that stalls ends what waits.
 emulated() { # CPU, command...
-    local cpu=$1 code=0
+    local cpu=$1 code attempt
     shift
-    timeout -k 10 600 "$qemu" -cpu "$cpu" "$@" >"$scratch/log" 2>"$scratch/errors" </dev/null || code=$?
-    grep -v "TCG doesn't support" "$scratch/errors" >>"$scratch/log" || true
-    if [ "$code" -ne 0 ]; then
-        tail -n 40 "$scratch/log"
-        printf 'emulated: failed (%s) on %s: %s\n' "$code" "$cpu" "$*"
-        exit 1
-    fi
+    for attempt in 1 2; do
+        code=0
+        timeout -k 10 600 "$qemu" -cpu "$cpu" "$@" >"$scratch/log" 2>"$scratch/errors" </dev/null || code=$?
+        grep -v "TCG doesn't support" "$scratch/errors" >>"$scratch/log" || true
+        [ "$code" -ne 0 ] || return 0
+        [ "$attempt" -eq 2 ] || printf 'run again, since it ended with %s: %s\n' "$code" "$*"
+    done
+    tail -n 40 "$scratch/log"
+    printf 'emulated: failed (%s) on %s: %s\n' "$code" "$cpu" "$*"
+    exit 1
 }
 
 objects=$("$python" -c 'from gossipgrad.launch import preload; print(preload.build_facts().OBJECTS)')
