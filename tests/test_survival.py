@@ -108,6 +108,19 @@ def test_deaths_one_after_the_other_lose_no_sample(seed):
     assert history.last["samples"] == SAMPLES
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_after_an_error_in_fit_other_clusters_train(error):
+    class Fails(gg.Callback):
+        def on_epoch_end(self, trainer, record):
+            raise error("of a callback")
+
+    x, y = one_hot()
+    trainer = gg.Trainer(linear(), loss="mean_squared_error", comm=gg.VirtualCluster(3, deaths={1: 2}))
+    with pytest.raises(error, match="of a callback"):
+        trainer.fit(x, y, batch_size=3, progress=False, callbacks=[Fails()])
+    assert trained(gg.GossipGraD(), 3, {1: 2})[1].last["samples"] == SAMPLES
+
+
 def test_many_deaths_in_an_epoch():
     """Each recalls samples of all former parts, which are listed once each: 22 parts would else take 2^22 lists."""
     p, samples = 24, 1200

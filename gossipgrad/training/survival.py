@@ -39,7 +39,8 @@ def survivable(trainer: Replicas) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        surviving.end(trainer.team, error)
+        virtual = trainer.team.kind == "virtual"  # then the error ends no rank
+        surviving.end(trainer.team, None if virtual else error)
         raise
     surviving.end(trainer.team)
 
