@@ -132,7 +132,8 @@ def test_the_next_coordinator_knows_of_new_ranks(job):
     one = job(own=own, epochs=3, strategy="gg.GossipGraD()", delay=0.04)
     first = one.coordinate()
     agents = [one.agent(node, respawn=2) for node in (0, 1)]
-    wait_for(lambda: "rank 4 (new) joins" in one.said("agent1"))
+    # Until it is whole, a change of the view waits for a coordinator.
+    wait_for(lambda: '{"joined": 4' in (one.folder / "agent1.out").read_text())
     first.kill()
     first.wait()
     wait_for(lambda: "rank 0 was ended" in one.said("agent0"))
