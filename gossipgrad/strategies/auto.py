@@ -131,22 +131,14 @@ def choose(
 
 
 def by_default(
-    samples: int,
-    ranks: int,
-    norm: Norm,
-    nodes: int,
-    *,
-    mortal: bool = False,
-    usual: bool = True,
-    private: bool = False,
+    samples: int, ranks: int, norm: Norm, nodes: int, *, usual: bool = True, **how: bool
 ) -> tuple[Strategy, str]:
     """The strategy of a training that names none, and a line that says why it is not GossipGraD().
 
-    As of choose: nodes, where the network has a normalisation and the optimiser is the measured one. Gossip stays
-    gossip: elsewhere it is GossipGraD(), and few_samples warns.
+    As of choose, with its options: nodes, where the network has a normalisation and the optimiser is the measured one.
+    Gossip stays gossip: elsewhere it is GossipGraD(), and few_samples warns.
     """
-    how = {"mortal": mortal, "usual": usual, "private": private}
-    strategy, why = choose(samples, ranks, norm, nodes, **how)
+    strategy, why = choose(samples, ranks, norm, nodes, usual=usual, **how)
     if usual and norm != "none" and isinstance(strategy, GossipGraD) and strategy.hierarchical:
         return strategy, why
     return GossipGraD(), ""
