@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_survival import linear, one_hot, own_weights
+import test_survival_allreduce
+from test_survival import own_weights
 from test_survival_allreduce import (
     BATCH,
     COMPRESSION,
     LOCAL,
-    OPTIMIZERS,
     SAMPLES,
     STRATEGIES,
     Steps,
@@ -22,18 +22,8 @@ from test_survival_joins import Sees
 import gossipgrad as gg
 
 
-def trained(strategy, p, *, joins, deaths=None, optimizer="sgd", epochs=1, compression=None, callback=(), **options):
-    x, y = one_hot(SAMPLES)
-    trainer = gg.Trainer(
-        linear(SAMPLES),
-        loss="mean_squared_error",
-        optimizer=OPTIMIZERS[optimizer](),
-        strategy=strategy,
-        compression=compression,
-        comm=gg.VirtualCluster(p, deaths=deaths, joins=joins, **options),
-    )
-    trainer.fit(x, y, epochs=epochs, batch_size=BATCH, progress=False, callbacks=callback)
-    return trainer
+def trained(strategy, p, *, joins, deaths=None, **options):
+    return test_survival_allreduce.trained(strategy, p, deaths, joins=joins, **options)[0]
 
 
 def names(trainer, key):

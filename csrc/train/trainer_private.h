@@ -39,7 +39,7 @@ typedef struct gg_trainer_change {
     gg_agreement agreement;
     bool breaks;             /* gg_trainer_breaks */
     bool whole;              /* gg_team_is_whole of the view that changes */
-    const gg_replica *first; /* local one that lives */
+    const gg_replica *first; /* a local rank that lives */
     int64_t *read, *scratch; /* one a rank of the former view */
     int *former, formers;    /* identities of its members, and their number */
     gg_redealt dealt;

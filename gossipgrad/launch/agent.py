@@ -24,7 +24,7 @@ import time
 from typing import Any
 
 from gossipgrad.launch.lines import MALFORMED, SECRET, DroppedError, Line, Message, address, job_secret, say
-from gossipgrad.launch.net_launcher import SAVED, Job, _how
+from gossipgrad.launch.net_launcher import SAVED, Job, _failure, _how
 
 _BEATS = 5  # a lease
 _TO_SAVE = 30.0  # seconds for ranks that save when there is no coordinator
@@ -396,9 +396,8 @@ class Agent(Job):
         self._mark_ended(rank)
         say(f"rank {rank} {_how(code)}, before it had joined")
         self._tell_died(rank, code)
-        if code < 0:
-            self._respawn(rank)
-        elif not self.running and not self.joined & set(self.ranks):
+        self._replace(rank, code)
+        if code >= 0 and not self.running and not self.joined & set(self.ranks):
             self.code = self.code or code
 
     def _end_newcomers(self) -> None:
@@ -440,9 +439,8 @@ class Agent(Job):
         """The others go on. What it has told last is in place, since it has been reaped."""
         say(f"rank {rank} {_how(code)}")
         self._tell_died(rank, code)
-        if code < 0 or rank < self.size:  # a new one that has ended by itself would do so again
-            self._respawn(rank)
-        self.last_code = code if code > 0 else 128 - code if code < 0 else 1
+        self._replace(rank, code)
+        self.last_code = _failure(code)
         if not self.running and not self.wanted:
             self.code = self.code or self.last_code
 

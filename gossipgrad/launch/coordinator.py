@@ -340,7 +340,7 @@ class Coordinator:
         return node
 
     def _give(self, node: Node, addresses: list[Any]) -> None:
-        """Numbers for new ranks of a node, which listen at these addresses. One that asks again gets the same."""
+        """Give numbers to new ranks of a node that listen at these addresses; the same ones if it asks again."""
         assert self.facts is not None
         if self.gathering or self.ending:  # it asks again after the start
             return

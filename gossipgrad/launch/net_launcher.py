@@ -116,6 +116,11 @@ def _module(name: str) -> Any:
     return module
 
 
+def _failure(code: int) -> int:
+    """The exit code of a job that ends with this death: 128 and the signal's number; 1 for a code of 0."""
+    return 128 - code if code < 0 else code or 1
+
+
 def _how(code: int) -> str:
     """How a rank has ended."""
     return f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
@@ -257,6 +262,11 @@ class Job:
             if pipe is not None:
                 self.outputs[fd].add(pipe)
 
+    def _replace(self, rank: int, code: int) -> None:
+        """Start another rank, unless a new one has ended by itself: the next one would, too."""
+        if code < 0 or rank < self.size:
+            self._respawn(rank)
+
     def _respawn(self, rank: int) -> None:
         """Start a new rank in the place of one that has died, if one is left."""
         if self.spare > 0 and self.deadline is None:
@@ -311,17 +321,15 @@ class Job:
         then = f"{left} rank{'s' if left > 1 else ''} {'go' if left > 1 else 'goes'} on" if self.changing else "all end"
         _say(f"rank {rank} {_how(code)}: {then}")
         if not self.changing:
-            self.end(code if code > 0 else 128 - code if code < 0 else 1)
-        if code < 0 or rank < self.size:  # a new one that has ended by itself would do so again
-            self._respawn(rank)
+            self.end(_failure(code))
+        self._replace(rank, code)
 
     def _newcomer_ended(self, rank: int, code: int) -> None:
-        """It had not joined: the others do not know it. One that has ended by itself would do so again."""
+        """It had not joined: the others do not know it."""
         self._mark_ended(rank)
         self.keeper.died(rank)
         _say(f"rank {rank} {_how(code)}, before it had joined")
-        if code < 0:
-            self._respawn(rank)
+        self._replace(rank, code)
 
     def kill_stopped(self) -> None:
         """A rank that is stopped for too long counts as dead, so that the others need not wait for it."""

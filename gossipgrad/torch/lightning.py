@@ -203,7 +203,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
             self._part = self.global_rank, self.world_size
 
     def _changed(self, _: Any, change: Any) -> None:
-        """Ranks have died: the first one that lives prints and writes, and the epoch has more batches."""
+        """Ranks have died. The first living rank prints and writes; the epoch has more batches."""
         self.set_world_ranks()
         if self._samples is not None:
             self._samples.tell()
