@@ -1,8 +1,8 @@
 """Ranks, agents and coordinators are killed, stopped and cut off at random moments; the others train on.
 
     python benchmarks/chaos.py --ranks 8 --minutes 30 --faults 62 --seed 0 --picture chaos.png
-    python benchmarks/chaos.py --ranks 8 --minutes 30 --faults 62 --seed 0 --kinds kill
-    python benchmarks/chaos.py --ranks 8 --nodes 4 --minutes 30 --faults 62 --seed 0
+    python benchmarks/chaos.py --ranks 8 --minutes 30 --faults 62 --seed 0 --kinds kill coordinator
+    python benchmarks/chaos.py --ranks 8 --nodes 1 --minutes 30 --faults 62 --seed 0
 
 The ranks are processes of `gossipgrad run --survive` that train LeNet on MNIST's digits, and wait `--pause` seconds in
 each step as if for a device of their own. Faults, by --kinds:
@@ -10,7 +10,7 @@ each step as if for a device of their own. Faults, by --kinds:
 - kill: SIGKILL of a rank; --respawn starts a new one in its place
 - stop: SIGSTOP of a rank for at most `--stop` seconds; after `--stopped` seconds it is killed
 
-With --nodes the ranks belong to agents of several hosts, played by this one:
+The ranks belong to agents of several hosts, played by this one. With --nodes 1 they are one host's, without these:
 
 - coordinator: SIGKILL of the coordinator; another one starts at most 2 s later
 - cut: an agent and the coordinator hear nothing of each other for at most 3 s; after `--lease` its ranks are killed
@@ -714,7 +714,7 @@ def rates_of(arguments: argparse.Namespace, found: Run, quiet: Run, own: list[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--faults", type=int, default=62)
     parser.add_argument("--seed", type=int, default=0)
