@@ -13,8 +13,8 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cd "$root"
 
-# Left out: oneDNN's program, AMX's, and those that take minutes here. By name each runs.
-slow='test_onednn|test_packed_reduction|test_paired|test_plan|test_split|test_virtual'
+# Left out: oneDNN's programs, AMX's, and those that take minutes here. By name each runs.
+slow='test_onednn|test_signals|test_packed_reduction|test_paired|test_plan|test_split|test_virtual'
 
 packages=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
 here() { command -v aarch64-linux-gnu-gcc && command -v qemu-aarch64 && [ -e /usr/aarch64-linux-gnu/include/stdio.h ]; }

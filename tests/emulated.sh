@@ -87,7 +87,7 @@ for cpu in "$@"; do
         name=$(basename "$program")
         [ "$ranks" -eq 0 ] || continue
         case $name in
-        test_onednn | test_packed_reduction | test_paired | test_plan | test_split | test_virtual) continue ;;
+        test_onednn | test_signals | test_packed_reduction | test_paired | test_plan | test_split | test_virtual) continue ;;
         esac
         if [ "$cpu" = EPYC-Milan ]; then # as Haswell, but for AMD's choices
             case $name in test_base | test_choose | test_gemm | test_kernels) ;; *) continue ;; esac

@@ -5,6 +5,8 @@
 
 #ifdef _OPENMP
 #include <omp.h>
+
+#include "base/signals.h"
 #endif
 
 static _Atomic pid_t sharing; /* the process whose threads have shared work; 0: none has */
@@ -20,24 +22,27 @@ bool gg_parallel_is_lost(void) {
 }
 
 #ifdef _OPENMP
-/* Other libraries in this process may use the same OpenMP threads, so their mode is restored too. A thread that OpenMP
- * starts inherits the mode of the thread that starts it. */
+/* Other libraries in this process may use the same OpenMP threads, so their mode and their signals are restored too. A
+ * thread that OpenMP starts inherits both from the thread that starts it. */
 typedef struct float_modes {
     bool entered;
     gg_float_mode former; /* if entered */
+    sigset_t signals;     /* former mask of a worker, if entered */
     int workers;          /* of a thread that starts regions: the most threads of one since it entered */
     int libraries;        /* threads of the libraries that it called before; 0: nobody has set another number since */
 } float_modes;
 
 static _Thread_local float_modes own;
 
-/* Called before the first region with this many threads: they enter too. */
+/* Called before the first region with this many threads: they enter too. Workers hold signals: a thread that holds them
+ * for a library would otherwise pass them on to the workers of the same library. */
 static void workers_enter(int threads) {
     if (!own.entered || threads <= own.workers) return;
     gg_cpu_set_float_mode(own.former); /* for threads that are started here */
 #pragma omp parallel num_threads(threads)
     if (omp_get_thread_num() != 0 && !own.entered) {
         own = (float_modes){.entered = true, .former = gg_cpu_float_mode()};
+        gg_signals_hold(&own.signals);
         gg_cpu_set_float_mode(gg_cpu_compute_mode());
     }
     gg_cpu_set_float_mode(gg_cpu_compute_mode());
@@ -46,11 +51,14 @@ static void workers_enter(int threads) {
 
 static void workers_leave(void) {
     const gg_float_mode caller = own.former;
+    sigset_t signals;
     if (own.workers == 0) return;
+    (void)pthread_sigmask(SIG_SETMASK, NULL, &signals);
 #pragma omp parallel num_threads(own.workers)
     if (omp_get_thread_num() != 0) {
         /* One that has not entered was started since then. */
         gg_cpu_set_float_mode(own.entered ? own.former : caller);
+        gg_signals_release(own.entered ? &own.signals : &signals);
         own.entered = false;
     }
 }

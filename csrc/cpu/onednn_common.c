@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "base/parallel.h"
+#include "base/signals.h"
 
 gg_status gg_dnn_check(dnnl_status_t status, const char *call) {
     if (status == dnnl_success) return GG_OK;
@@ -32,6 +33,16 @@ static const void *onednn_pointer(const gg_op_args *args, const gg_dnn_place *pl
     }
 }
 
+static dnnl_status_t execute(const gg_dnn_op *op, const gg_dnn_step *step) {
+    const dnnl_exec_arg_t *arguments = &op->argument[step->first];
+    sigset_t former;
+    if (!step->holds_signals) return dnnl_primitive_execute(step->primitive, op->stream, step->arguments, arguments);
+    gg_signals_hold(&former);
+    const dnnl_status_t status = dnnl_primitive_execute(step->primitive, op->stream, step->arguments, arguments);
+    gg_signals_release(&former);
+    return status;
+}
+
 static gg_status onednn_run(gg_op *head, const gg_op_args *args, gg_dnn_pass pass) {
     gg_status status = GG_OK;
     gg_dnn_op *op = (gg_dnn_op *)head;
@@ -52,9 +63,7 @@ static gg_status onednn_run(gg_op *head, const gg_op_args *args, gg_dnn_pass pas
                                gg_op_kind_name(head->desc.kind), op->argument[k].arg, step->what);
             GG_DNN_TRY(dnnl_memory_set_data_handle, op->argument[k].memory, data);
         }
-        status = gg_dnn_check(
-            dnnl_primitive_execute(step->primitive, op->stream, step->arguments, &op->argument[step->first]),
-            "dnnl_primitive_execute");
+        status = gg_dnn_check(execute(op, step), "dnnl_primitive_execute");
         GG_TRY(gg_error_prefix(status, "%s: ", step->what));
     }
     GG_DNN_TRY(dnnl_stream_wait, op->stream);
@@ -304,11 +313,13 @@ gg_status gg_dnn_pd(gg_dnn_op *op, dnnl_status_t made, const char *call, dnnl_pr
     return GG_OK;
 }
 
-bool gg_dnn_is_slow(const_dnnl_primitive_desc_t pd) {
+static bool name_has(const_dnnl_primitive_desc_t pd, const char *part) {
     const char *name = NULL;
     if (dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name) != dnnl_success || name == NULL) return false;
-    return strstr(name, "ref") != NULL || strstr(name, "gemm:") != NULL;
+    return strstr(name, part) != NULL;
 }
+
+bool gg_dnn_is_slow(const_dnnl_primitive_desc_t pd) { return name_has(pd, "ref") || name_has(pd, "gemm:"); }
 
 /* --------------------------------------------------------------------------------------------- steps */
 
@@ -326,6 +337,9 @@ gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_p
         return gg_fail(GG_ERROR_BACKEND, "no room for the step '%s'", what);
     gg_dnn_step *step = &op->step[pass][op->steps[pass]];
     *step = (gg_dnn_step){.what = what, .needs = needs, .first = op->arguments};
+    /* oneDNN's float32 products point the stack pointer into a block of the heap. A signal's frame would overwrite what
+     * lies below the block. */
+    step->holds_signals = name_has(pd, "gemm:jit");
     GG_DNN_TRY(dnnl_primitive_create, &step->primitive, pd);
     op->steps[pass]++;
     if (pass >= GG_DNN_FORWARD && gg_dnn_is_slow(pd)) op->head.slow |= 1u << (pass - GG_DNN_FORWARD);
