@@ -1,6 +1,7 @@
 #include "cpu/onednn_common.h"
 
 #include <oneapi/dnnl/dnnl_debug.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -329,6 +330,13 @@ gg_dnn_place gg_dnn_temporary(gg_dnn_op *op, gg_dnn_pass pass, const_dnnl_memory
     return place;
 }
 
+/* Compiles oneDNN's products, which would otherwise take some 20 ms of the first step that has one. */
+static void compile_products(void) {
+    const float in[4] = {0};
+    float out[4];
+    (void)dnnl_sgemm('N', 'N', 2, 2, 2, 1, in, 2, in, 2, 0, out, 2);
+}
+
 gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
                      const_dnnl_primitive_desc_t pd, int binds, const gg_dnn_bind *bind) {
     const_dnnl_memory_desc_t scratchpad = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
@@ -338,8 +346,10 @@ gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_p
     gg_dnn_step *step = &op->step[pass][op->steps[pass]];
     *step = (gg_dnn_step){.what = what, .needs = needs, .first = op->arguments};
     /* oneDNN's float32 products point the stack pointer into a block of the heap. A signal's frame would overwrite what
-     * lies below the block. */
+     * lies below the block (issue 4845 of oneDNN; mended after 3.11.1). */
     step->holds_signals = name_has(pd, "gemm:jit");
+    static pthread_once_t compiled = PTHREAD_ONCE_INIT;
+    if (step->holds_signals) (void)pthread_once(&compiled, compile_products);
     GG_DNN_TRY(dnnl_primitive_create, &step->primitive, pd);
     op->steps[pass]++;
     if (pass >= GG_DNN_FORWARD && gg_dnn_is_slow(pd)) op->head.slow |= 1u << (pass - GG_DNN_FORWARD);

@@ -34,6 +34,17 @@ static void interrupt_every(suseconds_t microseconds) {
     CHECK_INT(setitimer(ITIMER_REAL, &timer, NULL), 0);
 }
 
+/* Bytes of code in this process. */
+static size_t code_bytes(void) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    size_t bytes = 0, begin, end;
+    char line[8192], executable;
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL)
+        if (sscanf(line, "%zx-%zx %*c%*c%c", &begin, &end, &executable) == 3 && executable == 'x') bytes += end - begin;
+    if (maps != NULL) fclose(maps);
+    return bytes;
+}
+
 static void test_products(gg_isa isa, int threads) {
     const gg_op_desc desc = {.kind = GG_OP_LINEAR,
                              .batch = 5,
@@ -60,6 +71,9 @@ static void test_products(gg_isa isa, int threads) {
                              .saved = op->saved_bytes > 0 ? saved.data : NULL,
                              .scratch = op->scratch_bytes > 0 ? scratch.data : NULL};
     CHECK_OK(gg_op_prepare(op, &args, GG_PASS_DATA));
+    const size_t code = code_bytes();
+    CHECK_OK(op->type->backward_data(op, &args));
+    CHECK(code_bytes() == code); /* compiled when the operation was created, not in the first step */
     gg_parallel_run(threads, note_frame, NULL);
     atomic_store(&came, 0);
     interrupt_every(50);
