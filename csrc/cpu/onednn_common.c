@@ -34,10 +34,12 @@ static const void *onednn_pointer(const gg_op_args *args, const gg_dnn_place *pl
     }
 }
 
+/* oneDNN's float32 products point the stack pointer into a block of the heap. A signal's frame would overwrite what
+ * lies below the block (issue 4845 of oneDNN; mended after 3.11.1). */
 static dnnl_status_t execute(const gg_dnn_op *op, const gg_dnn_step *step) {
     const dnnl_exec_arg_t *arguments = &op->argument[step->first];
     sigset_t former;
-    if (!step->holds_signals) return dnnl_primitive_execute(step->primitive, op->stream, step->arguments, arguments);
+    if (!step->is_product) return dnnl_primitive_execute(step->primitive, op->stream, step->arguments, arguments);
     gg_signals_hold(&former);
     const dnnl_status_t status = dnnl_primitive_execute(step->primitive, op->stream, step->arguments, arguments);
     gg_signals_release(&former);
@@ -113,10 +115,26 @@ static void onednn_destroy(gg_op *head) {
     gg_free(op);
 }
 
+static void compile_products(void) {
+    const float in[4] = {0};
+    float out[4];
+    (void)dnnl_sgemm('N', 'N', 2, 2, 2, 1, in, 2, in, 2, 0, out, 2);
+}
+
+/* oneDNN compiles its products, all at once, when the first one runs: 30 ms. Primitives are compiled at creation. */
+static void onednn_compile(gg_op *head) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    const gg_dnn_op *op = (const gg_dnn_op *)head;
+    for (int pass = 0; pass < GG_DNN_PASSES; pass++)
+        for (int i = 0; i < op->steps[pass]; i++)
+            if (op->step[pass][i].is_product) (void)pthread_once(&once, compile_products);
+}
+
 static const gg_op_class op_class = {.prepare = onednn_prepare,
                                      .forward = onednn_forward,
                                      .backward_weights = onednn_backward_weights,
                                      .backward_data = onednn_backward_data,
+                                     .compile = onednn_compile,
                                      .destroy = onednn_destroy};
 
 /* ------------------------------------------------------------------------------------------ creating */
@@ -330,13 +348,6 @@ gg_dnn_place gg_dnn_temporary(gg_dnn_op *op, gg_dnn_pass pass, const_dnnl_memory
     return place;
 }
 
-/* Compiles oneDNN's products, which would otherwise take some 20 ms of the first step that has one. */
-static void compile_products(void) {
-    const float in[4] = {0};
-    float out[4];
-    (void)dnnl_sgemm('N', 'N', 2, 2, 2, 1, in, 2, in, 2, 0, out, 2);
-}
-
 gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_place needs,
                      const_dnnl_primitive_desc_t pd, int binds, const gg_dnn_bind *bind) {
     const_dnnl_memory_desc_t scratchpad = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
@@ -345,11 +356,7 @@ gg_status gg_dnn_add(gg_dnn_op *op, gg_dnn_pass pass, const char *what, gg_dnn_p
         return gg_fail(GG_ERROR_BACKEND, "no room for the step '%s'", what);
     gg_dnn_step *step = &op->step[pass][op->steps[pass]];
     *step = (gg_dnn_step){.what = what, .needs = needs, .first = op->arguments};
-    /* oneDNN's float32 products point the stack pointer into a block of the heap. A signal's frame would overwrite what
-     * lies below the block (issue 4845 of oneDNN; mended after 3.11.1). */
-    step->holds_signals = name_has(pd, "gemm:jit");
-    static pthread_once_t compiled = PTHREAD_ONCE_INIT;
-    if (step->holds_signals) (void)pthread_once(&compiled, compile_products);
+    step->is_product = name_has(pd, "gemm:jit");
     GG_DNN_TRY(dnnl_primitive_create, &step->primitive, pd);
     op->steps[pass]++;
     if (pass >= GG_DNN_FORWARD && gg_dnn_is_slow(pd)) op->head.slow |= 1u << (pass - GG_DNN_FORWARD);

@@ -63,7 +63,7 @@ typedef struct gg_dnn_step {
     const char *what;
     gg_dnn_place needs; /* the step is skipped if this pointer is NULL */
     bool copy;          /* copies the first argument to the second; skipped if both are the same memory */
-    bool holds_signals; /* no signal may interrupt the primitive */
+    bool is_product;    /* runs oneDNN's float32 product of matrices */
     int first, arguments;
 } gg_dnn_step;
 

@@ -145,6 +145,9 @@ gg_status gg_plan_create(const gg_graph *graph, const gg_plan_options *options, 
     GG_TRY_CLEANUP(gg_plan_layout(plan));
     GG_TRY_CLEANUP(gg_plan_stage_create(plan));
     GG_TRY_CLEANUP(gg_plan_graphs_create(plan));
+    for (int i = 0; i < plan->steps; i++)
+        for (int pass = 0; pass < GG_PASS_COUNT; pass++)
+            if (gg_step_own_op(&plan->step[i], pass)) gg_op_compile(plan->step[i].pass[pass]);
     *out = plan;
     plan = NULL;
 cleanup:

@@ -53,6 +53,10 @@ const char *gg_pass_name(gg_pass pass) {
     return (unsigned)pass < GG_PASS_COUNT ? names[pass] : "unknown";
 }
 
+void gg_op_compile(gg_op *op) {
+    if (op != NULL && op->type->compile != NULL) op->type->compile(op);
+}
+
 void gg_op_destroy(gg_op *op) {
     if (op) op->type->destroy(op);
 }

@@ -204,6 +204,8 @@ typedef struct gg_op_class {
     gg_status (*backward_weights)(gg_op *op, const gg_op_args *args);
     /* Computes grad_input from backward_weights' grad_output. NULL means that the input never has a gradient. */
     gg_status (*backward_data)(gg_op *op, const gg_op_args *args);
+    /* Compiles code that the first run would otherwise compile. NULL means that there is none. */
+    void (*compile)(gg_op *op);
     void (*destroy)(gg_op *op); /* frees the op itself */
 } gg_op_class;
 
@@ -232,6 +234,8 @@ gg_status gg_op_check_attention(const gg_op_desc *desc);
 /* Makes MULTI_HEAD from a table's LINEAR and ATTENTION. */
 gg_status gg_multi_head_create(gg_device *device, const gg_op_desc *desc, gg_op **out);
 
+/* Called when a plan has chosen the operation; NULL is a no-op. */
+void gg_op_compile(gg_op *op);
 /* Destroys any operation; NULL is a no-op. */
 void gg_op_destroy(gg_op *op);
 /* Run the functions that the operation has. Backward: weights, prepare, data. */

@@ -36,6 +36,10 @@ static gg_op_args args_of(const multi_head_op *op, const gg_op_args *args, int s
     return own;
 }
 
+static void multi_head_compile(gg_op *head) {
+    for (int i = 0; i < STEPS; ++i) gg_op_compile(((multi_head_op *)head)->step[i]);
+}
+
 /* The backward pass of each step prepares it. */
 static gg_status multi_head_prepare(gg_op *head, const gg_op_args *args, gg_pass pass) {
     multi_head_op *op = (multi_head_op *)head;
@@ -74,6 +78,7 @@ static gg_status multi_head_backward(gg_op *head, const gg_op_args *args) {
 static const gg_op_class multi_head_class = {.prepare = multi_head_prepare,
                                              .forward = multi_head_forward,
                                              .backward_data = multi_head_backward,
+                                             .compile = multi_head_compile,
                                              .destroy = multi_head_destroy};
 
 /* Each step is offered the previous step's format, and must read it. */

@@ -266,7 +266,10 @@ static void fake_spoil(void *at, size_t bytes) {
 typedef struct fake_op {
     gg_op head;
     fake_taps taps;
+    bool compiled;
 } fake_op;
+
+static void fake_compile(gg_op *op) { ((fake_op *)op)->compiled = true; }
 
 /* Weights are read where they were prepared: a convolution's not at all after that. */
 static int fake_prepares;
@@ -287,6 +290,7 @@ static bool fake_has_weight(const gg_op_desc *desc) { return desc->kind == GG_OP
 
 static gg_status fake_forward(gg_op *op, const gg_op_args *args) {
     const gg_op_desc *desc = &op->desc;
+    CHECK(((fake_op *)op)->compiled);
     const float *weight = fake_has_weight(desc) ? fake_weight(op, args) : NULL;
     const float *bias = weight && desc->bias ? args->parameter[GG_PARAMETER_BIAS] : NULL;
     double *in[GG_MAX_INPUTS], *out = fake_load(GG_LAYOUT_PLAIN, &desc->output, desc->batch, NULL);
@@ -372,8 +376,11 @@ static void fake_destroy(gg_op *op) {
     gg_free(op);
 }
 
-static const gg_op_class fake_class = {
-    .prepare = fake_prepare, .forward = fake_forward, .backward_data = fake_backward, .destroy = fake_destroy};
+static const gg_op_class fake_class = {.prepare = fake_prepare,
+                                       .forward = fake_forward,
+                                       .backward_data = fake_backward,
+                                       .compile = fake_compile,
+                                       .destroy = fake_destroy};
 
 static uint64_t fake_seed[64]; /* of the dropout operations made */
 static int fake_seeds;

@@ -220,7 +220,8 @@ static gg_status break_down(gg_op *op, const gg_op_args *args) {
     return gg_fail(GG_ERROR_BACKEND, "smoke");
 }
 
-static const gg_op_class broken_class = {.forward = fake_forward, .backward_data = break_down, .destroy = fake_destroy};
+static const gg_op_class broken_class = {
+    .forward = fake_forward, .backward_data = break_down, .compile = fake_compile, .destroy = fake_destroy};
 
 static gg_status create_broken(gg_device *device, const gg_op_desc *desc, gg_op **out) {
     gg_status status = fake_create_plain(device, desc, out);
