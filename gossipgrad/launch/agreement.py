@@ -160,6 +160,12 @@ def interrupt(where: str, saves: bool = False) -> KeyboardInterrupt:
     return error
 
 
+def in_place_of(error: BaseException, raised: BaseException) -> BaseException:
+    """`error`, which all ranks raise together in the place of `raised`."""
+    error.__dict__["agreement"] = raised.__dict__["agreement"]
+    return error
+
+
 def saves(error: BaseException) -> bool:
     """True for a signal that lets all ranks save and end."""
     return bool(error.__dict__.get("saves"))

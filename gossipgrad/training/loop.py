@@ -131,7 +131,7 @@ class Loop:
                 end(self.callbacks, trainer)
         except BaseException as raised:
             state.error, ended = True, state.stage is Stage.OVER
-            saved = self._saved() if not ended and agreement.saves(raised) else None
+            saved = self._saved(raised) if not ended and agreement.saves(raised) else None
             if not ended:
                 try:
                     end(self.callbacks, trainer)
@@ -317,14 +317,14 @@ class Loop:
             self._meet(done, self._interval)  # reports this rank's interrupt
         return until
 
-    def _saved(self) -> BaseException:
-        """Save at the common step of a signal; returns the exception that fit raises then."""
+    def _saved(self, raised: BaseException) -> BaseException:
+        """Save at the common step of a signal, `raised`; returns the exception that fit raises then."""
         chosen = [one for one in self.callbacks if isinstance(one, Checkpoint) and one.save_on_signal]
         try:
             call([*chosen], "on_step", self.trainer, self.trainer.step)
         except Exception as error:
             return error
-        return SavedOnSignal([one.path for one in chosen])
+        return agreement.in_place_of(SavedOnSignal([one.path for one in chosen]), raised)
 
     def _keep_place(self, error: BaseException) -> None:
         """Let a later save continue from here: after an error at which all ranks are at one step of the epoch."""
