@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import test_hosts
 from survival_runs import survived
+from test_net import RUN, wait_for
+from test_survival_net import check
+
+job = test_hosts.job  # a fixture
 
 SAVES = """
 import json, os, signal
@@ -28,3 +33,15 @@ def test_ranks_that_save_on_a_signal_have_not_died(tmp_path):
     saved = tmp_path / "run.safetensors"
     _, errors = survived(tmp_path, SAVES, str(saved), "-n", "2", "--respawn", "1", code=75)
     assert saved.exists() and "ended with" not in errors, errors
+
+
+def test_a_killed_command_is_the_death_of_its_ranks_alone(job, tmp_path):
+    """They must not save then, which would end all nodes."""
+    one = job(checkpoint=str(tmp_path / "run.safetensors"), saves=True, epochs=2)
+    coordinator_, agent = one.coordinate(), one.agent(0)
+    words = [*RUN, "-n", "4", "--nodes", "2", "--node", "1", "--survive", "--save-on-signal", "--lease", "6"]
+    run = one.start("run1", [*words, "--coordinator", f"127.0.0.1:{one.port}", str(tmp_path / "script.py")])
+    wait_for(one.trains)
+    run.kill()
+    assert agent.wait(60) == 0 and coordinator_.wait(60) == 0, one.said("agent0")
+    check(one.result(), 4, [2, 3], host=True)

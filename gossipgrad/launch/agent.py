@@ -43,6 +43,7 @@ class Agent(Job):
         self.coordinator = address("--coordinator", arguments.coordinator)
         self.key = job_secret()
         os.environ.pop(SECRET, None)  # no rank needs it
+        self.parent = os.getppid()
         self.token = secrets.token_hex(8)
         self.line: Line | None = None
         self.begun: Message | None = None  # the coordinator's word to start
@@ -426,6 +427,9 @@ class Agent(Job):
     def leave(self, number: int) -> None:
         """Ends this node. The others go on if its ranks train."""
         self.leaving = True
+        if os.getppid() != self.parent:  # `gossipgrad run` was killed: a signal to save would end all nodes
+            self.deadline = time.monotonic()
+            self.send(signal.SIGKILL)
         super().end(128 + number)
 
     def end(self, code: int) -> None:
