@@ -1,14 +1,20 @@
-"""What a batch job asks of ranks that may die: a signal lets all save, and is nobody's death."""
+"""Ranks that may die, in a batch job: a signal lets all save, a node never comes, a command is killed."""
 
 from __future__ import annotations
+
+import argparse
+import time
 
 import pytest
 import test_hosts
 from survival_runs import survived
+from test_hosts import Fake
 from test_net import RUN, wait_for
 from test_survival_net import check
 
-job = test_hosts.job  # a fixture
+from gossipgrad.launch import coordinator
+
+job, coordinated = test_hosts.job, test_hosts.coordinated  # fixtures
 
 SAVES = """
 import json, os, signal
@@ -45,3 +51,24 @@ def test_a_killed_command_is_the_death_of_its_ranks_alone(job, tmp_path):
     run.kill()
     assert agent.wait(60) == 0 and coordinator_.wait(60) == 0, one.said("agent0")
     check(one.result(), 4, [2, 3], host=True)
+
+
+def test_a_node_that_never_comes_ends_a_job_that_waits_no_longer(coordinated):
+    begin, said = coordinated
+    one, port = begin()
+    agent = Fake(port, 0).hello()
+    wait_for(lambda: one.facts)
+    one.wait, one.wait_ends = 600.0, time.monotonic() - 1
+    assert agent.hears("end")["code"] == 1
+    assert "node 1 has not come within 600 s (--wait): all end" in said
+
+
+def test_the_limit_of_a_wait_is_checked_and_begins_at_once(coordinated, monkeypatch):
+    _, said = coordinated
+    monkeypatch.setenv("GOSSIPGRAD_SECRET", test_hosts.KEY)
+    for wrong in (0.0, float("nan")):
+        words = argparse.Namespace(address="127.0.0.1:1", wait=wrong)
+        assert coordinator.serve(words) == 2 and f"--wait is {wrong:g}; allowed: more than 0" in said[-1]
+    monkeypatch.setattr(coordinator.signal, "signal", lambda *_: None)
+    assert coordinator.serve(argparse.Namespace(address=f"127.0.0.1:{test_hosts.free_port()}", wait=1e-9)) == 1
+    assert said[-1] == "no node has come within 1e-09 s (--wait): all end"

@@ -72,7 +72,8 @@ class Node:
 
 
 class Coordinator:
-    def __init__(self, listener: socket.socket, key: bytes) -> None:
+    def __init__(self, listener: socket.socket, key: bytes, wait: float | None = None) -> None:
+        """wait: max seconds until all nodes have come; None: no limit."""
         from gossipgrad import _core
 
         self.core: Any = _core
@@ -96,6 +97,7 @@ class Coordinator:
         self.phase = "run"
         self.code, self.ending = 0, False
         self.looked = time.monotonic()
+        self.wait, self.wait_ends = wait, None if wait is None else self.looked + wait
         self.asked = 0  # a signal that ends all ranks
 
     # ---- connections
@@ -188,6 +190,8 @@ class Coordinator:
         self.looked = now
         if self.gathering and not self.started and all(node.state == "absent" for node in self.nodes):
             self.facts, self.nodes = None, []
+        if self.gathering and not self.started and self.wait_ends is not None and now > self.wait_ends:
+            self._missed()
         for line in [one for one, (_, since) in self.strangers.items() if now > since + _TO_PROVE]:
             say(f"the coordinator dropped a connection from {self.strangers[line][0]}: it has said nothing")
             self._drop(line)
@@ -293,6 +297,14 @@ class Coordinator:
         if self.keeper.poll() == "ended" or (lost and not self._others_train()):
             self.end(1)
         self._publish(always=True)
+
+    def _missed(self) -> None:
+        """Some nodes have not come in time: all end."""
+        missing = [str(node.number) for node in self.nodes if node.state == "absent"]
+        who = f"node {missing[0]} has not" if len(missing) == 1 else f"nodes {', '.join(missing)} have not"
+        say(f"{who if self.nodes else 'no node has'} come within {self.wait:g} s (--wait): all end")
+        self.wait_ends = None
+        self.end(1)
 
     def _start(self) -> Message:
         addresses = [one for node in self.nodes for one in node.addresses]
@@ -538,11 +550,14 @@ class Coordinator:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("address", metavar="HOST:PORT", help="where it listens; agents are given the same words")
+    parser.add_argument("--wait", type=float, metavar="SECONDS", help="max until all nodes have come; default: none")
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """The command `gossipgrad coordinator`."""
     try:
+        if arguments.wait is not None and not arguments.wait > 0:
+            raise ValueError(f"--wait is {arguments.wait:g}; allowed: more than 0 seconds")
         host, port = address("coordinator", arguments.address)
         key = job_secret()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -550,7 +565,7 @@ def serve(arguments: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         say(f"error: {error}")
         return 2
-    one = Coordinator(listener, key)
+    one = Coordinator(listener, key, arguments.wait)
 
     def end(number: int, _: FrameType | None) -> None:
         one.asked = number
