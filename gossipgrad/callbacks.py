@@ -148,6 +148,7 @@ class _Monitor(Callback):
     """
 
     argument = "monitor"  # the caller's name for it, for errors; the command line's begin with "-"
+    known: tuple[str, ...] = ("best", "best_epoch", "since")  # attributes that follow from the epochs so far
 
     def __init__(self, monitor: str | None, mode: Mode | None, min_delta: float) -> None:
         if monitor is not None and not isinstance(monitor, str):
@@ -203,6 +204,27 @@ class _Monitor(Callback):
         return f"{self.monitor} has not been {best} for {counted(self.since, 'epoch')}"
 
 
+def known_of(callbacks: Sequence[Callback]) -> list[list[Any]]:
+    """What each monitor knows of the epochs so far: its class, its monitor and its attributes, as JSON has them."""
+    monitors = [one for one in callbacks if isinstance(one, _Monitor)]
+    return [[type(one).__name__, one.monitor, [getattr(one, name) for name in one.known]] for one in monitors]
+
+
+def take_known(callbacks: Sequence[Callback], known: Sequence[Any]) -> None:
+    """Let a newcomer's monitors know what the group's do, so that all take the same decisions."""
+    monitors = [one for one in callbacks if isinstance(one, _Monitor)]
+    own, theirs = ([f"{kind} of {name}" for kind, name, _ in ones] for ones in (known_of(monitors), known))
+    if own != theirs:
+        here, group = (", ".join(ones) or "none" for ones in (own, theirs))
+        raise ValueError(
+            f"this newcomer cannot join: callbacks that monitor are {here} here, {group} in the group; allowed: the "
+            "same script with the same options"
+        )
+    for one, (_, _, values) in zip(monitors, known, strict=True):
+        for name, value in zip(one.known, values, strict=True):
+            setattr(one, name, value)
+
+
 class EarlyStopping(_Monitor):
     """Ends training when `monitor` has not been better by min_delta for `patience` epochs, and says so.
 
@@ -210,9 +232,10 @@ class EarlyStopping(_Monitor):
                   in its records, as without validation. mode: "min", "max", None: by the name.
     restore_best  when training ends, by this or by itself, every rank gets back its weights of the best epoch, and a
                   centre (ElasticAveraging, ParameterServer) its own. Copies stay in memory until then. Momentum, step
-                  and learning rate stay. A best epoch before a resume is not in memory: a warning says so, and the last
-                  weights stay. Checkpoints are written after each epoch, before anything is restored.
-                  With fit(final_mix=True) all ranks get the consensus of those weights.
+                  and learning rate stay. A best epoch before a resume, or before a new rank has joined, is not in
+                  every rank's memory: a warning says so, and the last weights stay. Checkpoints are written after each
+                  epoch, before anything is restored. With fit(final_mix=True) all ranks get the consensus of those
+                  weights.
                   If the network has shrunk since the best epoch, it gets that size again, and momentum begins at zero.
 
     A stopped run that is resumed from the checkpoint of its last epoch trains no further epoch.
@@ -252,12 +275,15 @@ class EarlyStopping(_Monitor):
         weights, self._weights = self._weights, None
         if not self.restore_best or trainer.failed or self.best_epoch in (0, trainer.epoch):
             return
+        if trainer.may_grow and b"" in trainer.gather(b"" if weights is None else b"1"):
+            weights = None
         if weights is not None:
             trainer.put_weights_back(weights)
             trainer.say(f"restored the weights of epoch {self.best_epoch}: {self.monitor} was {self.best:.6g}")
         elif trainer.rank == 0:
+            before = "this fit, or before a new rank" if trainer.may_grow else "this fit"
             warn(
-                f"restore_best: the best epoch, {self.best_epoch}, was before this fit; its weights are not in memory, "
+                f"restore_best: the best epoch, {self.best_epoch}, was before {before}; its weights are not in memory, "
                 f"and those of epoch {trainer.epoch} stay"
             )
 
@@ -269,6 +295,8 @@ class ReduceOnPlateau(_Monitor):
     those of gossipgrad.schedules.Plateau, which is this rule as a schedule. An optimiser's schedule must leave the rate
     alone after its warm-up, otherwise fit raises ValueError.
     """
+
+    known = (*_Monitor.known, "_cooling", "_due")
 
     def __init__(
         self,

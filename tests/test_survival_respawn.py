@@ -55,7 +55,7 @@ class Dies(gg.Callback):
         if change["joined"]: self._at("joined")
 
 history = trainer.fit(x, y, validation=(x[:50], y[:50]), epochs=case.get("epochs", 2), batch_size=2, progress=False,
-                      callbacks=[Dies()])
+                      callbacks=[Dies(), *eval(case.get("callbacks", "[]"))])
 rows = [np.frombuffer(one, np.float32) for one in trainer.gather((own() != base).astype(np.float32).tobytes())]
 seen = trainer.gather(json.dumps(Dies.epochs).encode())
 if trainer.rank == 0:
@@ -123,6 +123,17 @@ def test_a_newcomer_of_a_group_that_is_to_stop_trains_the_epoch_to_its_end(respa
     found, joined, errors = respawn(2, {"own": {"1": {"at": "step 4"}}, "epochs": 5, "stop": 5}, 1)
     assert [line["joined"] for line in joined] == [2], errors
     assert found["epochs"] == [[1], [1]] and set(found["counts"]) == {1}
+
+
+def test_monitors_of_a_new_rank_know_the_epochs_before(respawn, tmp_path):
+    """The first epoch has the greatest loss: else the new rank would take its own first one for the best, and save."""
+    how = "monitor='train_loss', mode='max'"
+    callbacks = f"[gg.Checkpoint({str(tmp_path / 'run.safetensors')!r}, {how}), gg.EarlyStopping({how}, patience=9), "
+    callbacks += f"gg.ReduceOnPlateau({how}, patience=1)]"
+    case = {"own": {"1": {"at": "epoch 1"}}, "epochs": 4, "samples": 160, "callbacks": callbacks}
+    found, joined, errors = respawn(2, case, 1)
+    assert [line["joined"] for line in joined] == [2] and found["epochs"][0] == [1, 2, 3, 4], errors
+    assert "restore_best: the best epoch, 1, was before this fit, or before a new rank" in errors
 
 
 def test_counts_of_the_dead_stay_where_ranks_join(respawn):

@@ -22,6 +22,8 @@ from gossipgrad.callbacks import (
     check_steps,
     end,
     has_steps,
+    known_of,
+    take_known,
 )
 from gossipgrad.errors import SavedOnSignal, one_line, warn
 from gossipgrad.history import Record, compressed, number_names, ordered
@@ -118,7 +120,7 @@ class Loop:
             trainer.team.halt_begin(trainer.step)
             self._pauses = self._all_pauses(wanted)
             if trainer.team.newcomer:
-                self._joined = newcomers.join(trainer)
+                self._joined = newcomers.join(trainer, lambda loop: take_known(self.callbacks, loop["known"]))
                 self._pauses = self._joined["pauses"]
             # A newcomer whose donor is to stop after this epoch trains it to its end, as the others do.
             while trainer.epoch < trainer.last_epoch and (self._joined is not None or not trainer.stop):
@@ -258,6 +260,7 @@ class Loop:
             "interval": self._interval,
             "point": self._point,
             "last": self.steps,
+            "known": known_of(self.callbacks),
         }
 
     def _meets(self, done: int, a_step: float | None = None) -> None:

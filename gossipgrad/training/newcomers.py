@@ -59,9 +59,9 @@ def _check(theirs: dict[str, str], own: dict[str, str]) -> None:
             )
 
 
-def join(trainer: Replicas) -> Record:
+def join(trainer: Replicas, take: Callable[[Record], None]) -> Record:
     """Wait for a view with this newcomer, and take its donor's state. Returns the donor's place in the loop, and the
-    change."""
+    change. take: hears that place before; ValueError: this newcomer cannot join."""
     with stall.within("joining the other ranks"):
         while True:
             while not trainer.team.await_member(_LOOK):
@@ -69,6 +69,7 @@ def join(trainer: Replicas) -> Record:
             with contextlib.suppress(PeerError):  # the donor, or another rank, has died: the next view comes
                 heard = json.loads(trainer.core.hear())
                 _check(heard["facts"], _facts(trainer))
+                take(heard["loop"])
                 change = trainer.core.join()
                 if change is not None:
                     break
