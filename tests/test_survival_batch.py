@@ -72,3 +72,11 @@ def test_the_limit_of_a_wait_is_checked_and_begins_at_once(coordinated, monkeypa
     monkeypatch.setattr(coordinator.signal, "signal", lambda *_: None)
     assert coordinator.serve(argparse.Namespace(address=f"127.0.0.1:{test_hosts.free_port()}", wait=1e-9)) == 1
     assert said[-1] == "no node has come within 1e-09 s (--wait): all end"
+
+
+def test_a_name_that_is_a_loopback_address_is_told():
+    """As /etc/hosts of Debian has it for a host's own name."""
+    line = coordinator._unreachable("node0", "127.0.1.1")
+    assert line.startswith("warning: node0 is 127.0.1.1 here, which other hosts cannot reach")
+    for host, at in (("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("node0", "10.0.0.1"), ("node0", "::")):
+        assert not coordinator._unreachable(host, at)

@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import hashlib
 import hmac
+import ipaddress
 import os
 import selectors
 import signal
@@ -553,6 +554,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="max until all nodes have come; default: none")
 
 
+def _unreachable(host: str, at: str) -> str:
+    """A line about a host name whose address here is known to this host alone; "": it is none."""
+    if host in (at, "localhost") or not ipaddress.ip_address(at).is_loopback:
+        return ""
+    return f"warning: {host} is {at} here, which other hosts cannot reach; for these: an address of hostname -I"
+
+
 def serve(arguments: argparse.Namespace) -> int:
     """The command `gossipgrad coordinator`."""
     try:
@@ -562,6 +570,8 @@ def serve(arguments: argparse.Namespace) -> int:
         key = job_secret()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=64)
+        if line := _unreachable(host, listener.getsockname()[0]):
+            say(line)
     except (OSError, ValueError) as error:
         say(f"error: {error}")
         return 2
