@@ -163,8 +163,19 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_others_go_on(job):
     agents[1].kill()
     wait_for(lambda: not any(is_alive(rank) for rank in ranks))
     assert agents[0].wait(60) == 0 and coordinator_.wait(60) == 0, one.said("agent0")
-    check(one.result(), 4, [2, 3], epochs=3, host=True)
+    check(one.result(), 4, [2, 3], epochs=3)
     assert "node 1 (ranks 2 to 3) is dead" in one.said("coordinator")
+
+
+@pytest.mark.parametrize("step", [10, 60])  # before the first copy of the ledgers, mostly, and after one
+def test_the_record_has_the_samples_of_a_dead_host(step, job):
+    one = job(deaths=[{"rank": 2, "at": f"step {step}", "how": "host"}], epochs=1, delay=0.05)
+    coordinator_ = one.coordinate()
+    agents = [one.agent(node) for node in (0, 1)]
+    assert [process.wait(60) for process in (*agents, coordinator_)] == [0, -9, 0], one.said("agent0")
+    found = one.result()
+    check(found, 4, [2, 3], epochs=1)
+    assert found["loss"] == pytest.approx(1.0, abs=0.05)  # that of a sample which is trained on for the first time
 
 
 def test_a_node_that_is_told_to_end_leaves_the_others_alone(job):
@@ -175,7 +186,7 @@ def test_a_node_that_is_told_to_end_leaves_the_others_alone(job):
     wait_for(one.trains)
     agents[1].terminate()
     assert agents[1].wait(60) == 143 and agents[0].wait(60) == 0 and coordinator_.wait(60) == 0
-    check(one.result(), 4, [2, 3], host=True)
+    check(one.result(), 4, [2, 3])
 
 
 def test_a_cut_node_has_killed_its_ranks_before_the_others_go_on(job):
@@ -193,7 +204,7 @@ def test_a_cut_node_has_killed_its_ranks_before_the_others_go_on(job):
     wait_for(lambda: "is dead" in one.said("coordinator"))
     print(f"ranks killed after {killed - begin:.2f} s, declared after {time.monotonic() - begin:.2f} s")
     assert agents[1].wait(60) == 1 and agents[0].wait(60) == 0 and coordinator_.wait(60) == 0
-    check(one.result(), 4, [2, 3], epochs=8, host=True)
+    check(one.result(), 4, [2, 3], epochs=8)
     assert "node 1: the coordinator has not answered for 2 s: the ranks here are killed" in one.said("agent1")
     assert re.search(r"node 1 \(ranks 2 to 3\) is dead: nothing heard for \d", one.said("coordinator"))
 

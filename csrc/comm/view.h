@@ -5,11 +5,11 @@
 #ifndef GG_COMM_VIEW_H
 #define GG_COMM_VIEW_H
 
+#include "comm/ledger.h"
 #include "comm/membership.h"
 
 typedef struct gg_views gg_views;
 
-#define GG_LEDGER_BYTES (64 << 10)
 #define GG_VIEW_OUTSIDE (-2)
 #define GG_VIEW_WAITS (-3)
 
@@ -43,7 +43,7 @@ typedef struct gg_views_table {
     /* False until all have completed it, or one cannot. *all: every member has completed the operation; equal on all
      * ranks. If false, the view changes, and the operation is made again by the next view's members. */
     bool (*decided)(gg_views *views, bool *all);
-    /* GG_LEDGER_BYTES of an identity, zero at first, which outlive it: it writes, others read when it has died. */
+    /* An identity's ledger. Of a rank of another host: copies, as its agent has carried them. */
     void *(*ledger)(gg_views *views, int identity);
 } gg_views_table;
 

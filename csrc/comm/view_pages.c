@@ -249,7 +249,9 @@ static void take_vote(_Atomic int64_t *to, int64_t vote, int64_t closed) {
     while ((was & closed) == 0 && was < vote && !atomic_compare_exchange_weak(to, &was, vote)) continue;
 }
 
-size_t gg_view_pages_told_bytes(int most) { return (PAGE_WORDS + (size_t)most) * sizeof(int64_t); }
+static unsigned char *ledger_of(const pages *p, int identity) { return p->ledger + (size_t)identity * GG_LEDGER_BYTES; }
+
+size_t gg_view_pages_told_bytes(int most) { return (PAGE_WORDS + (size_t)most + GG_LEDGER_TOLD) * sizeof(int64_t); }
 
 void gg_view_pages_told(void *memory, int most, int identity, void *to) {
     const pages p = pages_at(memory, most);
@@ -260,6 +262,7 @@ void gg_view_pages_told(void *memory, int most, int identity, void *to) {
     for (int i = 0; i < PAGE_WORDS; ++i)
         if (!is_sign(i)) out[i] = get(&page[i]);
     for (int i = 0; i < most; ++i) out[PAGE_WORDS + i] = get(&row[i]);
+    gg_ledger_told(ledger_of(&p, identity), out + PAGE_WORDS + most);
 }
 
 void gg_view_pages_tell(void *memory, int most, int identity, const void *from) {
@@ -267,6 +270,7 @@ void gg_view_pages_tell(void *memory, int most, int identity, const void *from) 
     _Atomic int64_t *page = words_of(&p, identity), *row = &p.received[identity * most];
     const int64_t *in = from;
     bool old = false;
+    gg_ledger_tell(ledger_of(&p, identity), in + PAGE_WORDS + most);
     for (int i = 0; i < PAGE_WORDS; ++i) {
         if (is_vote(i)) take_vote(&page[i], in[i], 0);
         old = old || (is_sign(i) && in[i] < get(&page[i]));
@@ -468,9 +472,7 @@ static bool views_decided(gg_views *views, bool *all) {
     return *all || failed;
 }
 
-static void *views_ledger(gg_views *views, int identity) {
-    return views_of(views)->pages.ledger + (size_t)identity * GG_LEDGER_BYTES;
-}
+static void *views_ledger(gg_views *views, int identity) { return ledger_of(&views_of(views)->pages, identity); }
 
 static const gg_views_table table = {
     .destroy = views_destroy,

@@ -1,7 +1,5 @@
-/* Private to the room: a rank's counts of its epoch, in memory that outlives the rank (gg_team_ledger).
- *
- * The rank writes an entry at each step that it counts, others read when it has died. A rank that is killed while it
- * writes leaves the earlier entries whole. */
+/* Private to the room: a rank's counts of its epoch, in its ledger (comm/ledger.h). It writes an entry at each step
+ * that it counts. */
 #ifndef GG_TRAIN_LEDGER_H
 #define GG_TRAIN_LEDGER_H
 

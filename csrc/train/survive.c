@@ -120,61 +120,64 @@ static void count_samples(gg_trainer_change *c, const gg_replica *replica) {
     }
 }
 
-/* Samples that the first `step` steps of a member of the former view have read since the view or the epoch began. */
-static int64_t read_before(gg_trainer_change *c, const gg_replica *replica, int64_t step, int identity) {
+/* Samples of the epoch that a member of the former view has read by step `made`, without those by step `from`. Former
+ * parts of the epoch are read to their ends. */
+static int64_t read_since(gg_trainer_change *c, const gg_replica *replica, int64_t from, int64_t made, int identity) {
+    const gg_batches *data = &replica->data;
+    const int64_t begin = *data->step - data->next; /* steps made before the epoch */
+    int64_t recall[GG_RECALL], read = 0;
     int rank = 0;
     while (c->former[rank] != identity) ++rank;
-    gg_replica_read_before(replica, step, c->scratch);
-    return c->scratch[rank];
+    for (int part = 0; part < data->parts; ++part)
+        read += gg_batches_recall(data, part, identity, from - begin, recall);
+    gg_replica_read_before(replica, made, c->scratch);
+    read += c->scratch[rank];
+    gg_replica_read_before(replica, from, c->scratch);
+    return from > begin ? read - c->scratch[rank] : read;
 }
 
 /* Counts of a dead rank's epoch up to its last step that counts. Its losses are in proportion where its ledger lacks
- * this step: it has died before it counted its last one, or nobody has received anything of it for long. */
+ * this step: it has died before it counted its last one, or its host has died since the last copy, or nobody has
+ * received anything of it for long. Without any entry of the epoch they are in proportion to this rank's own. */
 static gg_progress_counts counts_of_dead(gg_trainer_change *c, const gg_replica *replica, int i) {
     const gg_view *view = gg_team_view(c->trainer->team);
     const void *ledger = gg_team_ledger(c->trainer->team, view->died[i]);
-    const gg_ledger_entry *last = gg_ledger_last(ledger);
+    const gg_ledger_entry *last = gg_ledger_last(ledger), none = {.made = *replica->data.step - replica->data.next};
+    const bool known = last != NULL && last->epoch == replica->data.epoch;
     const int64_t made = view->last[i] + 1;
-    if (last == NULL || last->epoch != replica->data.epoch || gg_replica_epoch_steps(replica) == 0)
-        return (gg_progress_counts){0};
+    if (gg_replica_epoch_steps(replica) == 0) return (gg_progress_counts){0};
+    if (!known) last = &none;
     gg_progress_counts counts = last->counts;
-    counts.samples += read_before(c, replica, made, view->died[i]) - read_before(c, replica, last->made, view->died[i]);
+    counts.samples += read_since(c, replica, last->made, made, view->died[i]);
     counts.samples -= c->recalled[c->agreement.dead[i]];
-    const gg_ledger_entry *exact = gg_ledger_after(ledger, made);
-    if (exact == NULL) exact = last;
-    const double share = exact->counts.samples > 0 ? (double)counts.samples / (double)exact->counts.samples : 0;
-    counts.loss_sum = share * exact->counts.loss_sum;
-    counts.correct = (int64_t)(share * (double)exact->counts.correct + 0.5);
-    counts.counted = (int64_t)(share * (double)exact->counts.counted + 0.5);
+    const gg_ledger_entry *exact = known ? gg_ledger_after(ledger, made) : NULL;
+    const gg_progress_counts *like = exact != NULL ? &exact->counts : &last->counts;
+    if (like->samples == 0) like = &replica->counts;
+    const double share = like->samples > 0 ? (double)counts.samples / (double)like->samples : 0;
+    counts.loss_sum = share * like->loss_sum;
+    counts.correct = (int64_t)(share * (double)like->correct + 0.5);
+    counts.counted = (int64_t)(share * (double)like->counted + 0.5);
     return counts;
 }
 
-/* The least of these identities and `best` whose ledger lies in this host's memory; -1 means none. */
-static int first_here(gg_team *team, int count, const int *identity, int best) {
-    for (int i = 0; i < count; ++i)
-        if ((best < 0 || identity[i] < best) && gg_ledger_last(gg_team_ledger(team, identity[i])) != NULL)
-            best = identity[i];
-    return best;
-}
-
-/* The sum over a host's dead is equal on all its ranks that live, and the first of these counts it. If the former first
- * one died before it counted its own inheritance, that is part of the sum. */
+/* The first rank of the next view counts the sum over the dead, which is equal on all that live but for losses that
+ * ledgers lack. If the first rank of the former view died before it counted its own inheritance, or its copied ledger
+ * is older than that, this is part of the sum. */
 static void inherit(gg_trainer_change *c, const gg_replica *replica) {
     gg_team *team = c->trainer->team;
     const gg_view *view = gg_team_view(team);
     gg_progress_counts sum = c->uncounted ? c->trainer->inherited : (gg_progress_counts){0};
-    const int next = first_here(team, view->members, view->member, -1);
-    const int former = first_here(team, view->dead, view->died, next);
     for (int i = 0; i < c->agreement.deaths; ++i) {
         const gg_progress_counts more = counts_of_dead(c, replica, i);
         const gg_ledger_entry *last = gg_ledger_last(gg_team_ledger(team, view->died[i]));
+        const bool was_first = i == 0 && view->died[0] < view->member[0];
+        const bool counted = last != NULL && last->view == view->number - 1;
         gg_progress_counts_add(&sum, &more);
-        if (view->died[i] == former && !c->uncounted && last->view < view->number - 1)
-            gg_progress_counts_add(&sum, &c->trainer->inherited);
+        if (was_first && !c->uncounted && !counted) gg_progress_counts_add(&sum, &c->trainer->inherited);
     }
     c->trainer->inherited = sum;
     c->uncounted = true;
-    c->heir = gg_team_identity(team, first_living(c)) == next ? 0 : -1;
+    c->heir = gg_team_identity(team, first_living(c)) == view->member[0] ? 0 : -1;
 }
 
 /* Removes the replicas and exchanges of the local dead. The others keep their order, which is the next view's. */

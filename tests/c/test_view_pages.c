@@ -236,7 +236,47 @@ static void test_newcomer_of_sums(void) {
     gg_free(memory);
 }
 
+static void carry(void *from, void *to) {
+    int64_t told[16 + GG_LEDGER_TOLD];
+    CHECK(gg_view_pages_told_bytes(2) <= sizeof told);
+    gg_view_pages_told(from, 2, 1, told);
+    gg_view_pages_tell(to, 2, 1, told);
+}
+
+/* Agents carry the last entry of a rank's ledger to other hosts, and from there. */
+static void test_ledger(void) {
+    void *memory[3], *ledger[3];
+    gg_views *views;
+    for (int i = 0; i < 3; ++i) {
+        CHECK_OK(gg_calloc(1, gg_view_pages_bytes(2) + 64, "pages", &memory[i]));
+        CHECK_OK(gg_view_pages_open(memory[i], 2, 0, &views));
+        ledger[i] = views->table->ledger(views, 1);
+        views->table->destroy(views);
+    }
+    int64_t old[GG_LEDGER_TOLD];
+    carry(memory[0], memory[1]);
+    CHECK(gg_ledger_back(ledger[1], 0) == NULL); /* it has written nothing */
+    for (int64_t step = 1; step <= 200; ++step) {
+        gg_ledger_append(ledger[0], &step, sizeof step);
+        if (step == 100) gg_ledger_told(ledger[0], old);
+        if (step % 50 == 0) carry(memory[0], memory[1]);
+    }
+    for (int i = 0; i < 3; ++i)
+        carry(memory[1], memory[2]), carry(memory[1], memory[0]); /* the rank's host knows all */
+    gg_ledger_tell(ledger[2], old);
+    CHECK_INT(*(const int64_t *)gg_ledger_back(ledger[0], 0), 200);
+    CHECK_INT(*(const int64_t *)gg_ledger_back(ledger[0], 1), 199);
+    CHECK_INT(*(const int64_t *)gg_ledger_back(ledger[0], GG_LEDGER_ENTRIES - 2), 200 - GG_LEDGER_ENTRIES + 2);
+    CHECK(gg_ledger_back(ledger[0], GG_LEDGER_ENTRIES - 1) == NULL);
+    CHECK_INT(*(const int64_t *)gg_ledger_back(ledger[1], 0), 200);
+    CHECK_INT(*(const int64_t *)gg_ledger_back(ledger[1], 1), 150);
+    CHECK_INT(*(const int64_t *)gg_ledger_back(ledger[2], 0), 200);
+    CHECK(gg_ledger_back(ledger[2], 1) == NULL && gg_ledger_back(ledger[1], 4) == NULL);
+    for (int i = 0; i < 3; ++i) gg_free(memory[i]);
+}
+
 int main(void) {
+    test_ledger();
     test_newcomer_of_sums();
     test_next_object();
     test_newcomer();
