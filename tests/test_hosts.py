@@ -20,6 +20,7 @@ from test_survival_net import SCRIPT, check
 from test_view_keeper import host, tell, words
 
 from gossipgrad.launch import coordinator, lines, net_launcher, start
+from gossipgrad.launch.agent import Agent
 
 KEY = "0123456789abcdef0123"
 SLOW = {"delay": 0.02, "epochs": 3, "deaths": []}  # seconds of training
@@ -463,6 +464,16 @@ def test_a_dead_node_is_told_after_all_have_told_what_they_know_of_it(coordinate
         assert view["dead"] == [2] and words(bytes.fromhex(view["pages"]["2"]))[5] == 9 + (1 << 62)
         assert view["phase"] == "stopping"
     assert "rank 2 died: 2 ranks go on" in said
+
+
+def test_every_death_is_told_as_a_failure():
+    """With exit code 0, too: a job that ends with such a death has code 1."""
+    told = []
+    one = object.__new__(Agent)
+    one.dead, one.ranks, one._send = {}, [], told.append
+    for code in (0, 3, -signal.SIGKILL):
+        one._tell_died(2, code)
+    assert [message["code"] for message in told] == [1, 3, 137]
 
 
 def test_one_command_starts_one_node(monkeypatch):

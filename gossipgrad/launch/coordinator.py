@@ -498,7 +498,7 @@ class Coordinator:
         goes = "all end" if ends else f"{left} rank{'s go' if left > 1 else ' goes'} on"
         say(f"{'rank' if len(new) == 1 else 'ranks'} {' and '.join(map(str, new))} died: {goes}")
         if ends:
-            self.end(code or 1)
+            self.end(code)
         self._publish(always=True)
 
     def _others_train(self) -> bool:

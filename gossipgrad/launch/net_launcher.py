@@ -116,8 +116,8 @@ def _module(name: str) -> Any:
     return module
 
 
-def _failure(code: int) -> int:
-    """The exit code of a job that ends with this death: 128 and the signal's number; 1 for a code of 0."""
+def failure(code: int) -> int:
+    """The exit code of a job that a process with this one has ended: 128 and the signal's number; 1 for a code of 0."""
     return 128 - code if code < 0 else code or 1
 
 
@@ -321,7 +321,7 @@ class Job:
         then = f"{left} rank{'s' if left > 1 else ''} {'go' if left > 1 else 'goes'} on" if self.changing else "all end"
         _say(f"rank {rank} {_how(code)}: {then}")
         if not self.changing:
-            self.end(_failure(code))
+            self.end(failure(code))
         self._replace(rank, code)
 
     def _newcomer_ended(self, rank: int, code: int) -> None:
@@ -367,7 +367,7 @@ class Job:
         reported = any(os.path.exists(mark) for mark in marks)
         if code < 0 or (not reported and code != SAVED):
             _say(f"rank {rank} {_how(code)}: this ends all ranks")
-        self.end(code if code > 0 else 128 - code)
+        self.end(failure(code))
 
     def look(self) -> None:
         """Between two signals."""
