@@ -466,6 +466,17 @@ def test_a_dead_node_is_told_after_all_have_told_what_they_know_of_it(coordinate
     assert "rank 2 died: 2 ranks go on" in said
 
 
+def test_another_coordinator_does_not_wait_for_nodes_whose_ranks_have_died(coordinated):
+    """One may still come, as for new ranks."""
+    begin, _ = coordinated
+    one, port = begin()
+    facts = {"size": 3, "nodes": 3, "started": True}
+    Fake(port, 0).hello(**facts, dead=[1])
+    start_ = Fake(port, 2).hello(**facts).hears("start")
+    assert start_["dead"] == [1] and start_["phase"] == "stopping"
+    assert Fake(port, 1).hello(**facts, dead=[1]).hears("start")["dead"] == [1]
+
+
 def test_every_death_is_told_as_a_failure():
     """With exit code 0, too: a job that ends with such a death has code 1."""
     told = []

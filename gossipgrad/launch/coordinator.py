@@ -281,8 +281,8 @@ class Coordinator:
         self.nodes = [Node(number, own, time.monotonic()) for number, own in enumerate(ranks)]
 
     def _gathered(self) -> None:
-        """Begin, or go on, when nobody is missing any more."""
-        if not self.gathering or any(node.state == "absent" for node in self.nodes):
+        """Begin, or go on, when nobody is missing any more but nodes whose ranks have all died."""
+        if not self.gathering or any(node.state == "absent" and set(node.ranks) - self.dead for node in self.nodes):
             return
         self.gathering = False
         self.serial = self.newest[0]
