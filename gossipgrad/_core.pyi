@@ -528,13 +528,23 @@ class Exchange:
 
     # where ranks may die
     def check_survival(self) -> None:
-        """ValueError for a strategy that needs all ranks where the caller makes the steps; for a group that grows."""
+        """ValueError for a strategy that needs all ranks where the caller makes the steps."""
     def change_view(self) -> dict[str, Any] | None:
-        """Between two steps of all ranks: goes on without those that have died. None: the view does not change here.
+        """Between two steps of all ranks: goes on without those that have died, and with newcomers. None: the view does
+        not change here.
 
         "view", "step", "ranks", "died", "last_steps"; "made": steps of each dead rank; "local": the former local
-        numbers of the ranks here that live. The weights and gradients of these stay in their memory.
+        numbers of the ranks here that live; "gives": this process's rank is the donor of a newcomer. The weights and
+        gradients of ranks that live stay in their memory. `give` comes next.
         """
+    def give(self, text: builtins.bytes, /) -> bool:
+        """Gives the text and the state to the newcomers whose donor this is, and waits until all newcomers have theirs.
+        False: ranks have died before, so the view changes again."""
+    def hear(self) -> builtins.bytes:
+        """A newcomer takes the view that has come, and hears its donor's text. PeerError: await the next view."""
+    def join(self) -> dict[str, Any] | None:
+        """Then it takes the state; returns the view as change_view does, with "joined". None, or PeerError: await the
+        next view."""
     # state. Collective, but for weights and gradients
     def weights(self, rank: int = 0, /) -> dict[str, NDArray[np.float32]]:
         """Arrays that share the rank's memory and keep the object alive; current from need to ready, after wait and

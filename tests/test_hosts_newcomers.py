@@ -13,8 +13,7 @@ from test_hosts import Fake
 from test_net import wait_for
 from test_survival_respawn import SCRIPT, names
 
-from gossipgrad.launch import lines, start
-from gossipgrad.training import survival
+from gossipgrad.launch import joining, lines, start
 
 coordinated = test_hosts.coordinated  # a fixture
 
@@ -253,7 +252,7 @@ def test_two_changes_at_one_step_are_told_as_one():
     """The donor 1 died before the copy of 4 was whole; 5 died as well, and never trained."""
     first = {"view": 2, "step": 9, "ranks": [0, 1, 4, 5], "died": [3], "last_steps": [7], "joined": [4, 5]}
     second = {"view": 3, "step": 9, "ranks": [0, 4], "died": [1, 5], "last_steps": [8, -1], "joined": []}
-    made = survival._as_one(
+    made = joining.as_one(
         {**first, "trained_again": 3, "seconds": 0.5}, {**second, "trained_again": 2, "seconds": 0.25}
     )
     sums = {"trained_again": 5, "seconds": 0.75}

@@ -499,6 +499,13 @@ gg_status gg_team_await_member(gg_team *team, double seconds, bool *member) {
     return GG_OK;
 }
 
+int gg_team_donor(const gg_team *team, int rank) {
+    const gg_view *view = current(team);
+    int place = view->members - 1;
+    while (place >= 0 && view->member[place] != view->donor[rank]) --place;
+    return place;
+}
+
 static bool all_whole(const gg_view *view) {
     for (int i = 0; i < view->members; ++i)
         if (view->donor[i] >= 0) return false;

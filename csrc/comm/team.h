@@ -99,6 +99,8 @@ bool gg_team_is_newcomer(const gg_team *team);
 gg_status gg_team_await_member(gg_team *team, double seconds, bool *member);
 /* A local newcomer has a whole copy of its donor's state. */
 gg_status gg_team_copied(gg_team *team, int local);
+/* The rank that gives its state to another rank of the view; -1 means that the other has one. */
+int gg_team_donor(const gg_team *team, int rank);
 /* True if all newcomers of the view have a state. Before that nobody makes a step. */
 bool gg_team_is_whole(const gg_team *team);
 /* Waits until all newcomers of the view have it. *whole: false if a rank has died before: the view changes again. */

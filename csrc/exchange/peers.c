@@ -23,6 +23,14 @@ gg_status gg_peers_link(gg_peers *p, const gg_strategy_options *strategy, size_t
     return GG_OK;
 }
 
+gg_status gg_peers_known_link(gg_peers *p, const gg_strategy_options *strategy, size_t count, gg_link *memory,
+                              const gg_link **out) {
+    if (gg_team_local(p->team) == gg_team_size(p->team)) return gg_peers_link(p, strategy, count, memory, out);
+    const bool known = gg_strategy_tunes(strategy, gg_team_size(p->team)) && gg_team_known_link(p->team, memory);
+    *out = known ? memory : NULL;
+    return GG_OK;
+}
+
 gg_status gg_peers_model_forward(const gg_arena_layout *layout, const double *step_seconds, int ranks, double **forward,
                                  double *least) {
     double slowest = 0;
@@ -106,6 +114,8 @@ void gg_peers_destroy(gg_peers *p) {
         settle_before_end(p);
         for (int i = 0; i < p->local + p->buried; ++i) gg_exchange_destroy(p->exchange[i]);
     }
+    gg_held_state_free(p->held);
+    gg_handover_free(&p->heard);
     gg_free(p->exchange);
     gg_free(p->step_seconds);
     gg_free(p->received);

@@ -32,12 +32,21 @@ int64_t gg_peers_steps(const gg_peers *peers);
 
 /* ---- ranks that may die (gg_team_view), and callers that make the steps themselves ---- */
 
-/* All local ranks stand between two steps. If some rank has died and the view changes at this step, the others go on
- * without it: settles, takes the next view and makes every exchange anew (gg_rebuild.regrouped). *changed: it has.
- * living: room for every local rank; receives the former local numbers of those that live, in their new order. The
- * exchanges of the dead stay until the end, since callers may still look at their arenas. Waits only while a view
- * changes. GG_ERROR_PEER if too few ranks live. Collective over the living. */
+/* All local ranks stand between two steps. If the view changes at this step, because a rank has died or a newcomer is
+ * ready, the members of the next view go on: settles, takes the next view and makes every exchange anew
+ * (gg_rebuild.regrouped). *changed: it has. living: room for every local rank; receives the former local numbers of
+ * those that live, in their new order. The exchanges of the dead stay until the end, since callers may still look at
+ * their arenas. Waits only while a view changes. GG_ERROR_PEER if too few ranks live. Collective over the living. If
+ * the next view has newcomers (gg_team_is_whole), gg_peers_give must follow. */
 gg_status gg_peers_change_view(gg_peers *peers, bool *changed, int *living);
+/* Gives this process's state and a text to the newcomers whose donor it is (gg_team_donor), and waits until all
+ * newcomers have theirs. *whole: false if a rank has died before: the view changes again, at this step. */
+gg_status gg_peers_give(gg_peers *peers, const char *text, size_t bytes, bool *whole);
+/* A newcomer of its own process, which gg_team_await_member has made a member: takes the view, and hears its donor's
+ * text, valid until the next call. Then gg_peers_join takes the state; *whole: as of gg_peers_give. GG_ERROR_PEER from
+ * both, and *whole false: await the next view. */
+gg_status gg_peers_hear(gg_peers *peers, const char **text, size_t *bytes);
+gg_status gg_peers_join(gg_peers *peers, bool *whole);
 
 /* gg_exchange_received of a rank of this view, or of its messages in earlier ones. Asked of all ranks when a view ends,
  * because exchanges begin anew. */
@@ -56,6 +65,11 @@ gg_status gg_peers_settle(gg_peers *peers, int local);
  * or NULL if no sizes are to be tuned. Collective, with nothing in flight. */
 gg_status gg_peers_link(gg_peers *peers, const gg_strategy_options *strategy, size_t count, gg_link *memory,
                         const gg_link **out);
+
+/* gg_peers_link after a change of the view. Ranks of several processes measure nothing, because a newcomer among them
+ * waits for its donor: the cost is that of gg_team_known_link, NULL if there is none. */
+gg_status gg_peers_known_link(gg_peers *peers, const gg_strategy_options *strategy, size_t count, gg_link *memory,
+                              const gg_link **out);
 
 /* gg_exchange_set_rate and gg_exchange_set_moments_since of all local ranks. */
 void gg_peers_set_rate(gg_peers *peers, const gg_rate *rate);

@@ -2,7 +2,9 @@
 #ifndef GG_EXCHANGE_PEERS_PRIVATE_H
 #define GG_EXCHANGE_PEERS_PRIVATE_H
 
+#include "exchange/handover.h"
 #include "exchange/peers.h"
+#include "exchange/rebuild.h"
 
 struct gg_peers {
     gg_team *team;
@@ -13,6 +15,8 @@ struct gg_peers {
     int64_t *received;      /* gg_peers_received: of each local rank, one an identity; NULL if no rank dies */
     gg_status (*settle)(void *context, int local);
     void *context;
+    gg_held_state *held; /* of a newcomer whose exchange is taken apart; else NULL */
+    gg_handover heard;   /* by a newcomer */
 };
 
 /* Forward times by the elements of each layer, as the slowest rank has them. *least: from which part of them on sizes

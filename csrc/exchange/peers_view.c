@@ -1,4 +1,4 @@
-/* Exchanges whose callers make the steps go on without the ranks that have died. */
+/* Exchanges whose callers make the steps go on without the ranks that have died, and with newcomers. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -51,10 +51,16 @@ static gg_status regroup(void *context, int local) {
     return status;
 }
 
-/* Begins a run that ends at once, and tells how far a rank of its own process is. */
+/* A run of no steps: later waits may be those of collective calls, which end before a view with newcomers begins. */
+static void begin_and_end(const gg_peers *p, int64_t step) {
+    gg_team_view_begin(p->team, step);
+    gg_team_view_end(p->team);
+}
+
+/* Tells how far a rank of its own process is. */
 static gg_status tell_step(const gg_peers *p, int64_t step) {
     bool stops;
-    gg_team_view_begin(p->team, step);
+    begin_and_end(p, step);
     return p->local == 1 ? gg_team_view_stops(p->team, 0, step, &stops) : GG_OK;
 }
 
@@ -97,10 +103,70 @@ gg_status gg_peers_change_view(gg_peers *p, bool *changed, int *living) {
     const gg_arena_layout *layout = gg_exchange_layout(first);
     GG_TRY_CLEANUP(gg_peers_model_forward(layout, p->step_seconds, gg_team_size(p->team), &forward, &c.costs.least));
     c.costs.forward = forward;
-    GG_TRY_CLEANUP(gg_peers_link(p, &gg_exchange_asked(first)->strategy, layout->count, &link, &c.costs.link));
+    GG_TRY_CLEANUP(gg_peers_known_link(p, &gg_exchange_asked(first)->strategy, layout->count, &link, &c.costs.link));
     GG_TRY_CLEANUP(gg_team_run(p->team, regroup, &c));
-    gg_team_view_begin(p->team, gg_peers_steps(p));
+    begin_and_end(p, gg_peers_steps(p));
     *changed = true;
+cleanup:
+    gg_free(forward);
+    return status;
+}
+
+/* ---- newcomers ---- */
+
+gg_status gg_peers_give(gg_peers *p, const char *text, size_t bytes, bool *whole) {
+    gg_handover given = {.text = (char *)text, .bytes = bytes};
+    given.linked = gg_team_known_link(p->team, &given.link);
+    for (int i = 0; i < gg_team_size(p->team) && p->local == 1; ++i)
+        if (gg_team_donor(p->team, i) == gg_team_rank(p->team)) GG_TRY(gg_exchange_give(p->exchange[0], i, &given));
+    return gg_team_await_whole(p->team, whole);
+}
+
+static int own_donor(const gg_peers *p) { return gg_team_donor(p->team, gg_team_rank(p->team)); }
+
+gg_status gg_peers_hear(gg_peers *p, const char **text, size_t *bytes) {
+    if (p->held == NULL) GG_TRY(gg_exchange_hold(p->exchange[0], &p->held));
+    GG_TRY(gg_team_change_view(p->team));
+    gg_handover_free(&p->heard);
+    GG_TRY(gg_exchange_hear(p->exchange[0], own_donor(p), gg_team_view(p->team)->number, 0, &p->heard));
+    *text = p->heard.text;
+    *bytes = p->heard.bytes;
+    return GG_OK;
+}
+
+typedef struct joining {
+    gg_peers *peers;
+    gg_exchange_costs costs;
+} joining;
+
+static gg_status take_state(void *context, int local) {
+    const joining *j = context;
+    gg_peers *p = j->peers;
+    const int from = own_donor(p);
+    const int64_t epoch = gg_view_epoch(gg_team_view(p->team)->number);
+    gg_status status = gg_exchange_regroup(p->exchange[local], p->held, &j->costs, epoch);
+    gg_held_state_free(p->held);
+    p->held = NULL;
+    if (status == GG_OK) status = gg_exchange_take(p->exchange[local], from, &p->heard);
+    return gg_exchange_fail(p->exchange[local], status);
+}
+
+gg_status gg_peers_join(gg_peers *p, bool *whole) {
+    gg_status status = GG_OK;
+    joining j = {.peers = p};
+    gg_exchange *x = p->exchange[0];
+    const gg_arena_layout *layout = gg_exchange_layout(x);
+    double *forward = NULL;
+    gg_link link;
+    *whole = false;
+    if (p->heard.linked) gg_team_set_link(p->team, &p->heard.link);
+    GG_TRY_CLEANUP(gg_peers_model_forward(layout, NULL, 0, &forward, &j.costs.least));
+    j.costs.forward = forward;
+    GG_TRY_CLEANUP(gg_peers_known_link(p, &gg_exchange_asked(x)->strategy, layout->count, &link, &j.costs.link));
+    GG_TRY_CLEANUP(gg_team_run(p->team, take_state, &j));
+    begin_and_end(p, gg_peers_steps(p));
+    GG_TRY_CLEANUP(gg_team_copied(p->team, 0));
+    GG_TRY_CLEANUP(gg_team_await_whole(p->team, whole));
 cleanup:
     gg_free(forward);
     return status;

@@ -1,4 +1,4 @@
-/* _core.Exchange: changes of the view, where ranks may die. */
+/* _core.Exchange: changes of the view, where ranks may die and join. */
 #include <string.h>
 
 #include "python/exchange.h"
@@ -7,9 +7,6 @@ static PyObject *check_survival(PyObject *self, PyObject *unused) {
     const gg_py_exchange *x = (gg_py_exchange *)self;
     (void)unused;
     if (gg_py_team_check_process(x->team) < 0) return NULL;
-    if (gg_team_grows(x->team->team))
-        return PyErr_Format(PyExc_ValueError, "joins= and --respawn: allowed for the fit of a gossipgrad.Trainer, not "
-                                              "for gossipgrad.Exchange and wrapped modules");
     return gg_py_done(gg_strategy_check_survival(&gg_exchange_asked(gg_peers_exchange(x->peers, 0))->strategy, true));
 }
 
@@ -28,6 +25,12 @@ static PyObject *list_ranks(const int *ranks, int count) {
     return list;
 }
 
+static bool is_donor(const gg_team *team) {
+    bool is = false;
+    for (int i = 0; i < gg_team_size(team); ++i) is = is || gg_team_donor(team, i) == gg_team_rank(team);
+    return is;
+}
+
 static PyObject *describe(const gg_py_exchange *x, const int *living) {
     gg_team *team = x->team->team;
     const gg_view *view = gg_team_view(team);
@@ -39,6 +42,7 @@ static PyObject *describe(const gg_py_exchange *x, const int *living) {
     dict = gg_py_put(dict, "died", list_ranks(view->died, view->dead));
     dict = gg_py_put(dict, "last_steps", gg_py_integers(view->last, view->dead));
     dict = gg_py_put(dict, "made", made);
+    dict = gg_py_put(dict, "gives", PyBool_FromLong(is_donor(team)));
     return gg_py_put(dict, "local", list_ranks(living, gg_team_local(team)));
 }
 
@@ -70,6 +74,59 @@ static PyObject *change_view(PyObject *self, PyObject *unused) {
     return result;
 }
 
+static PyObject *give(PyObject *self, PyObject *text) {
+    gg_py_exchange *x = (gg_py_exchange *)self;
+    gg_status status;
+    bool whole = false;
+    if (!PyBytes_Check(text)) return PyErr_Format(PyExc_TypeError, "text: must be bytes");
+    if (!gg_py_exchange_has_steps(x) || !is_between_steps(x)) return NULL;
+    const char *given = PyBytes_AS_STRING(text);
+    const size_t bytes = (size_t)PyBytes_GET_SIZE(text);
+    x->busy = true;
+    GG_PY_WITHOUT_GIL(status = gg_peers_give(x->peers, given, bytes, &whole));
+    x->busy = false;
+    return status == GG_OK ? PyBool_FromLong(whole) : gg_py_raise(status);
+}
+
+static PyObject *hear(PyObject *self, PyObject *unused) {
+    gg_py_exchange *x = (gg_py_exchange *)self;
+    gg_status status;
+    const char *text;
+    size_t bytes;
+    (void)unused;
+    if (!gg_py_exchange_has_steps(x) || !is_between_steps(x)) return NULL;
+    x->busy = true;
+    GG_PY_WITHOUT_GIL(status = gg_peers_hear(x->peers, &text, &bytes));
+    x->busy = false;
+    return status == GG_OK ? PyBytes_FromStringAndSize(text, (Py_ssize_t)bytes) : gg_py_raise(status);
+}
+
+static PyObject *list_new(const gg_view *view) {
+    PyObject *list = PyList_New(0);
+    for (int i = 0; i < view->members; ++i)
+        if (view->donor[i] >= 0) list = gg_py_append(list, PyLong_FromLong(view->member[i]));
+    return list;
+}
+
+static PyObject *join(PyObject *self, PyObject *unused) {
+    gg_py_exchange *x = (gg_py_exchange *)self;
+    gg_status status;
+    bool whole = false;
+    int own = 0;
+    (void)unused;
+    if (!gg_py_exchange_has_steps(x) || !is_between_steps(x)) return NULL;
+    PyObject *joined = list_new(gg_team_view(x->team->team)); /* while they are newcomers */
+    x->busy = true;
+    GG_PY_WITHOUT_GIL(status = gg_peers_join(x->peers, &whole));
+    x->busy = false;
+    if (status == GG_OK && whole) return gg_py_put(describe(x, &own), "joined", joined);
+    Py_XDECREF(joined);
+    return status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
+}
+
 PyMethodDef gg_py_exchange_view[] = {{"check_survival", check_survival, METH_NOARGS, NULL},
                                      {"change_view", change_view, METH_NOARGS, NULL},
+                                     {"give", give, METH_O, "give($self, text, /)\n--\n\n"},
+                                     {"hear", hear, METH_NOARGS, NULL},
+                                     {"join", join, METH_NOARGS, NULL},
                                      {NULL, NULL, 0, NULL}};

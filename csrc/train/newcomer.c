@@ -4,75 +4,37 @@
 
 #include "base/memory.h"
 #include "base/parallel.h"
-#include "comm/collective.h"
 #include "train/costs.h"
 #include "train/replica_private.h"
 #include "train/trainer_private.h"
 
-/* The numbers that a donor says; the divisions follow, each its ranks and what they have read. */
+/* The replica's numbers of a handover; the divisions follow, each its ranks and what they have read. */
 enum {
-    STEP = 0,
-    PUSH_SUM_SINCE,
-    MOMENTS_SINCE,
-    MISSED,
-    ELEMENTS,
-    ARENAS,
-    STEPS, /* of the epoch, as counted */
+    STEPS = 0, /* of the epoch, as counted */
     BATCH,
     EPOCH,
     NEXT,
     DIVISIONS,
-    NUMBERS, /* all, with the divisions' */
-    TEXT,    /* bytes */
-    LINKED,
-    LINK,
-    INHERITED = LINK + (sizeof(gg_link) + 7) / 8,
-    HEAD = INHERITED + (sizeof(gg_progress_counts) + 7) / 8
+    INHERITED,
+    FIXED = INHERITED + (sizeof(gg_progress_counts) + 7) / 8
 };
-
-void gg_handover_free(gg_handover *heard) {
-    gg_free(heard->number);
-    gg_free(heard->text);
-    *heard = (gg_handover){0};
-}
-
-/* An arena that a newcomer copies. */
-static bool copied(const gg_arena *arena) {
-    return arena->kind != GG_ARENA_GRADIENT && arena->kind != GG_ARENA_RESIDUE && arena->kind != GG_ARENA_COPY;
-}
-
-static int copied_arenas(const gg_state *state) {
-    int count = 0;
-    for (int i = 0; i < state->arenas; ++i) count += copied(&state->arena[i]);
-    return count;
-}
 
 /* ---- the donor ---- */
 
-static gg_status say(gg_replica *r, const gg_handover *given, int64_t **out) {
-    const gg_state *state = gg_exchange_state(r->exchange);
+/* The caller frees *out. */
+static gg_status number(const gg_replica *r, const gg_progress_counts *inherited, int64_t **out, int64_t *numbers) {
     const gg_position at = gg_replica_position(r);
-    int64_t count = HEAD, *number;
+    int64_t count = FIXED;
     for (int k = 0; k < at.divisions; ++k) count += 1 + at.division[k].ranks;
-    GG_TRY(gg_calloc((size_t)count, sizeof *number, "a position", &number));
-    *out = number;
-    number[STEP] = state->step;
-    number[PUSH_SUM_SINCE] = state->push_sum_since;
-    number[MOMENTS_SINCE] = gg_exchange_asked(r->exchange)->optimizer.moments_since;
-    number[MISSED] = state->missed;
-    number[ELEMENTS] = (int64_t)state->count;
-    number[ARENAS] = copied_arenas(state);
-    number[STEPS] = r->counts.steps;
-    number[BATCH] = r->data.options.batch;
-    number[EPOCH] = at.epoch;
-    number[NEXT] = at.next;
-    number[DIVISIONS] = at.divisions;
-    number[NUMBERS] = count;
-    number[TEXT] = (int64_t)given->bytes;
-    number[LINKED] = given->linked;
-    memcpy(&number[LINK], &given->link, sizeof given->link);
-    memcpy(&number[INHERITED], &given->inherited, sizeof given->inherited);
-    int64_t *next = number + HEAD;
+    GG_TRY(gg_calloc((size_t)count, sizeof **out, "a position", out));
+    int64_t *given = *out, *next = given + FIXED;
+    *numbers = count;
+    given[STEPS] = r->counts.steps;
+    given[BATCH] = r->data.options.batch;
+    given[EPOCH] = at.epoch;
+    given[NEXT] = at.next;
+    given[DIVISIONS] = at.divisions;
+    memcpy(&given[INHERITED], inherited, sizeof *inherited);
     for (int k = 0; k < at.divisions; ++k) {
         *next++ = at.division[k].ranks;
         memcpy(next, at.division[k].read, (size_t)at.division[k].ranks * sizeof *next);
@@ -81,70 +43,38 @@ static gg_status say(gg_replica *r, const gg_handover *given, int64_t **out) {
     return GG_OK;
 }
 
-static gg_status give_all(gg_replica *r, int to, const gg_handover *given) {
+gg_status gg_replica_give(gg_replica *r, int to, const gg_handover *given, const gg_progress_counts *inherited) {
     gg_status status = GG_OK;
-    const gg_state *state = gg_exchange_state(r->exchange);
-    const int own = r->transport->rank;
-    const size_t bytes = state->count * sizeof(float);
-    int64_t *number = NULL;
-    float *arena = NULL;
-    GG_TRY_CLEANUP(say(r, given, &number));
-    GG_TRY_CLEANUP(gg_transfer(r->transport, number, HEAD * sizeof *number, own, to));
-    if (number[NUMBERS] > HEAD)
-        GG_TRY_CLEANUP(
-            gg_transfer(r->transport, number + HEAD, (size_t)(number[NUMBERS] - HEAD) * sizeof *number, own, to));
-    if (given->bytes > 0) GG_TRY_CLEANUP(gg_transfer(r->transport, given->text, given->bytes, own, to));
-    GG_TRY_CLEANUP(gg_alloc(bytes, "an arena", &arena));
-    for (int i = 0; i < state->arenas; ++i) {
-        if (!copied(&state->arena[i])) continue;
-        GG_TRY_CLEANUP(gg_device_read(r->device, arena, state->arena[i].data, bytes));
-        GG_TRY_CLEANUP(gg_transfer(r->transport, arena, bytes, own, to));
-    }
-cleanup:
-    gg_free(number);
-    gg_free(arena);
-    return status;
-}
-
-gg_status gg_replica_give(gg_replica *r, int to, const gg_handover *given) {
+    gg_handover all = *given;
     gg_progress_counts counts;
+    all.number = NULL;
+    all.fixed = FIXED;
     gg_replica_counts(r, &counts); /* without the copy */
-    const gg_status status = give_all(r, to, given);
+    GG_TRY_CLEANUP(number(r, inherited, &all.number, &all.numbers));
+    GG_TRY_CLEANUP(gg_exchange_give(r->exchange, to, &all));
+cleanup:
+    gg_free(all.number);
     gg_replica_set_counts(r, &counts);
-    return status == GG_ERROR_PEER ? GG_OK : status;
+    return status;
 }
 
 /* ---- the newcomer ---- */
 
 gg_status gg_replica_hear(gg_replica *r, int from, int64_t view, gg_handover *heard) {
-    gg_status status = GG_OK;
-    const int own = r->transport->rank;
-    int64_t head[HEAD];
-    *heard = (gg_handover){0};
-    gg_transport_set_epoch(r->transport, gg_view_epoch(view));
-    GG_TRY_CLEANUP(gg_transfer(r->transport, head, sizeof head, from, own));
-    heard->bytes = (size_t)head[TEXT];
-    heard->linked = head[LINKED] != 0;
-    memcpy(&heard->link, &head[LINK], sizeof heard->link);
-    memcpy(&heard->inherited, &head[INHERITED], sizeof heard->inherited);
-    GG_TRY_CLEANUP(gg_calloc((size_t)head[NUMBERS], sizeof *head, "a position", &heard->number));
-    memcpy(heard->number, head, sizeof head);
-    if (head[NUMBERS] > HEAD)
-        GG_TRY_CLEANUP(
-            gg_transfer(r->transport, heard->number + HEAD, (size_t)(head[NUMBERS] - HEAD) * sizeof *head, from, own));
-    GG_TRY_CLEANUP(gg_alloc(heard->bytes + 1, "a donor's text", &heard->text));
-    heard->text[heard->bytes] = '\0';
-    if (heard->bytes > 0) GG_TRY_CLEANUP(gg_transfer(r->transport, heard->text, heard->bytes, from, own));
-cleanup:
-    if (status != GG_OK) gg_handover_free(heard);
-    return status;
+    return gg_exchange_hear(r->exchange, from, view, FIXED, heard);
+}
+
+static gg_progress_counts inherited_of(const gg_handover *heard) {
+    gg_progress_counts counts;
+    memcpy(&counts, &heard->number[INHERITED], sizeof counts);
+    return counts;
 }
 
 /* Its donor's position, with the divisions. */
 static gg_status take_position(gg_replica *r, const int64_t *number) {
     gg_status status = GG_OK;
     const int workers = gg_exchange_workers(r->exchange), divisions = (int)number[DIVISIONS];
-    const int64_t *next = number + HEAD;
+    const int64_t *next = number + FIXED;
     gg_division *division = NULL;
     int64_t *none = NULL;
     GG_TRY_CLEANUP(gg_calloc((size_t)divisions, sizeof *division, "divisions of an epoch", &division));
@@ -166,41 +96,13 @@ cleanup:
     return status;
 }
 
-static gg_status take_arenas(gg_replica *r, int from) {
-    gg_status status = GG_OK;
-    const gg_state *state = gg_exchange_state(r->exchange);
-    const size_t bytes = state->count * sizeof(float);
-    float *arena = NULL;
-    GG_TRY_CLEANUP(gg_alloc(bytes, "an arena", &arena));
-    for (int i = 0; i < state->arenas; ++i) {
-        if (!copied(&state->arena[i])) continue;
-        GG_TRY_CLEANUP(gg_transfer(r->transport, arena, bytes, from, r->transport->rank));
-        gg_exchange_load(r->exchange, i, arena);
-    }
-cleanup:
-    gg_free(arena);
-    return status;
-}
-
 gg_status gg_replica_take(gg_replica *r, int from, int64_t view, const gg_exchange_costs *costs,
                           const gg_handover *heard) {
     gg_status status = GG_OK;
-    const int64_t *number = heard->number;
-    gg_progress_counts counts = {.steps = number[STEPS]};
+    gg_progress_counts counts = {.steps = heard->number[STEPS]};
     GG_TRY_CLEANUP(gg_replica_renew_exchange(r, costs, view));
-    gg_state *state = gg_exchange_state(r->exchange);
-    if ((int64_t)state->count != number[ELEMENTS] || copied_arenas(state) != number[ARENAS])
-        GG_FAIL_CLEANUP(
-            GG_ERROR_ARGUMENT,
-            "a newcomer with %d arrays of %zu elements; allowed: the network and the optimiser of the group, "
-            "which has %lld of %lld",
-            copied_arenas(state), state->count, (long long)number[ARENAS], (long long)number[ELEMENTS]);
-    GG_TRY_CLEANUP(take_arenas(r, from));
-    state->step = number[STEP];
-    state->push_sum_since = number[PUSH_SUM_SINCE];
-    state->missed = number[MISSED] != 0;
-    gg_exchange_set_moments_since(r->exchange, number[MOMENTS_SINCE]);
-    GG_TRY_CLEANUP(take_position(r, number));
+    GG_TRY_CLEANUP(gg_exchange_take(r->exchange, from, heard));
+    GG_TRY_CLEANUP(take_position(r, heard->number));
     gg_replica_reset_carried(r);
     GG_TRY_CLEANUP(gg_replica_plan_next(r));
     gg_replica_set_counts(r, &counts);
@@ -240,27 +142,18 @@ gg_status gg_trainer_add_newcomers(gg_trainer *t) {
     return status;
 }
 
-static int place_of(const gg_view *view, int identity) {
-    int place = 0;
-    while (view->member[place] != identity) ++place;
-    return place;
-}
-
 gg_status gg_trainer_give(const gg_trainer_change *c, int local) {
     const gg_trainer *t = c->trainer;
-    const gg_view *view = gg_team_view(t->team);
-    const int identity = gg_team_identity(t->team, local);
+    const int own = gg_team_transport(t->team, local)->rank;
     gg_handover given = t->given;
     given.linked = gg_team_known_link(t->team, &given.link);
-    given.inherited = t->inherited;
-    for (int i = 0; i < view->members; ++i)
-        if (view->donor[i] == identity) GG_TRY(gg_replica_give(t->replica[local], i, &given));
+    for (int i = 0; i < gg_team_size(t->team); ++i)
+        if (gg_team_donor(t->team, i) == own) GG_TRY(gg_replica_give(t->replica[local], i, &given, &t->inherited));
     return GG_OK;
 }
 
 static int donor_of(const gg_trainer *t, int local) {
-    const gg_view *view = gg_team_view(t->team);
-    return place_of(view, view->donor[place_of(view, gg_team_identity(t->team, local))]);
+    return gg_team_donor(t->team, gg_team_transport(t->team, local)->rank);
 }
 
 gg_status gg_trainer_take(const gg_trainer_change *c, int local) {
@@ -307,10 +200,10 @@ gg_status gg_trainer_join(gg_trainer *t, bool *whole) {
     gg_link link;
     *whole = false;
     if (t->heard.linked) gg_team_set_link(t->team, &t->heard.link);
-    t->inherited = t->heard.inherited;
+    t->inherited = inherited_of(&t->heard);
     GG_TRY_CLEANUP(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), &forward, &costs));
-    GG_TRY_CLEANUP(gg_peers_link(t->peers, &gg_exchange_asked(t->replica[0]->exchange)->strategy,
-                                 gg_graph_arena_count(t->options.graph), &link, &costs.link));
+    GG_TRY_CLEANUP(gg_peers_known_link(t->peers, &gg_exchange_asked(t->replica[0]->exchange)->strategy,
+                                       gg_graph_arena_count(t->options.graph), &link, &costs.link));
     GG_TRY_CLEANUP(gg_replica_take(t->replica[0], donor_of(t, 0), gg_team_view(t->team)->number, &costs, &t->heard));
     gg_team_view_breaks(t->team, gg_exchange_breaks(t->replica[0]->exchange));
     gg_team_view_begin(t->team, gg_exchange_state(t->replica[0]->exchange)->step);

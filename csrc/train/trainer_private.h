@@ -18,7 +18,7 @@ struct gg_trainer {
     int local;
     gg_replica **replica;
     gg_progress_counts inherited;   /* of the dead, which the first rank counts from the view's begin on */
-    gg_handover given;              /* what a donor says to newcomers; its text is the trainer's */
+    gg_handover given;              /* to newcomers: the text alone, the trainer's */
     gg_handover heard;              /* by a newcomer */
     gg_conv_choice *conv_choices;   /* of all local ranks; NULL means that none are set */
     gg_table_choice *table_choices; /* likewise */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
@@ -287,21 +288,22 @@ class Exchange:
         except (TypeError, ValueError) as error:
             cluster.refuse(comm, "Exchange", error)
         self._team = cluster.make_team(given, seconds, network, survives=True)
+        facts = {
+            "gossipgrad": environment.VERSION,
+            "arrays": {name: str(shape) for name, shape in self._shapes.items()},
+            "layers": str([(name, [part[:1] + part[2:] for part in parts]) for name, parts in listed]),
+            **self.strategy.settings(),
+            "compression": "none" if self.compression is None else self.compression.settings(),
+            **self.optimizer.settings(),
+            "total": self.optimizer.total,
+            "seed": self.seed,
+            "timeout": seconds,
+            "trace": spans,
+            "slow network": network,
+            **fingerprint.environment(),
+        }
         with agreement.agreed(self._team, "Exchange") as one:
-            one.facts = {
-                "gossipgrad": environment.VERSION,
-                "arrays": {name: str(shape) for name, shape in self._shapes.items()},
-                "layers": str([(name, [part[:1] + part[2:] for part in parts]) for name, parts in listed]),
-                **self.strategy.settings(),
-                "compression": "none" if self.compression is None else self.compression.settings(),
-                **self.optimizer.settings(),
-                "total": self.optimizer.total,
-                "seed": self.seed,
-                "timeout": seconds,
-                "trace": spans,
-                "slow network": network,
-                **fingerprint.environment(),
-            }
+            one.facts = facts
         notices.one_rank(self._team, network, timeout)
         notices.kernels_not_built(self._team.rank, environment.core_info())
         self._given = given
@@ -324,8 +326,11 @@ class Exchange:
         if self._team.survives:
             self._core.check_survival()
             self._on_view = on_view
-            self._survivor = Survivor(self._team, lambda: self.core, self._adapt, self._told)
+            alike = agreement.flat(facts | {"exchange used": str(used)})
+            how = (lambda: self.core, self._adapt, self._told)
+            self._survivor = Survivor(self._team, *how, facts=alike, give=self._given_to_new, take=self._take)
             self._survivor.begin("Exchange")
+            self._survivor.join()
 
     # ---- who and where
 
@@ -612,7 +617,7 @@ class Exchange:
     # ---- within
 
     def _look(self) -> None:
-        """After a step: go on without ranks that have died."""
+        """After a step: go on without ranks that have died, and with new ones."""
         if self._survivor is not None:
             self._survivor.stepped()
 
@@ -624,6 +629,14 @@ class Exchange:
             replica._local = -1
         for local, replica in enumerate(self._replicas):
             replica._local = local
+
+    def _given_to_new(self) -> bytes:
+        return json.dumps({"rate": self._rate}).encode()
+
+    def _take(self, given: bytes) -> None:
+        """The donor's, on a new rank."""
+        self._rate = json.loads(given)["rate"]
+        self.core.set_schedule(self._schedule(self.steps, 1))
 
     def _told(self, change: dict[str, Any]) -> None:
         if self._on_view is not None:

@@ -1,5 +1,5 @@
-"""Changes of the group of an Exchange, or a wrapped module, whose caller makes the steps: ranks have died, and the
-others go on."""
+"""Changes of the group of an Exchange, or a wrapped module, whose caller makes the steps: ranks have died, or new ones
+have joined, and all go on."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import functools
 import json
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from gossipgrad import _core
-from gossipgrad.launch import agreement, stall, surviving
+from gossipgrad.launch import agreement, joining, net, stall, surviving
 
 if TYPE_CHECKING:
     from gossipgrad.data.division import Division
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 P = ParamSpec("P")
 R = TypeVar("R")
+_INNER = ("made", "local", "gives")  # of a change, not shown
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class View:
     rank     this process's, of now; 0 of a virtual cluster.
     size     ranks that live.
     changes  the changes so far: dicts with "view", "step", "ranks", "died", "last_steps" (of each dead rank the last
-             step whose update some rank has received), "trained_again" (samples of a Division), "seconds".
+             step whose update some rank has received), "joined" (new ranks), "trained_again" (samples of a Division),
+             "seconds". A new rank's begin with the one in which it has joined.
     """
 
     epoch: int
@@ -42,11 +44,14 @@ class View:
 
 
 class Survivor:
-    """Goes on without ranks that have died, for an object that has a compiled Exchange.
+    """Goes on without ranks that have died, and with new ones, for an object that has a compiled Exchange.
 
     core     the compiled exchange of now.
     adapt    called after a change, before divisions and callbacks hear of it.
     on_view  the caller's own.
+    facts    what a new rank and the others must have alike, by agreement.flat; None: new ranks are refused.
+    give     called on the donor of new ranks, after `adapt`: what they need beside the state of the exchange.
+    take     called with it on a new rank, by `join`, when it has the state of the exchange.
     """
 
     def __init__(
@@ -55,8 +60,18 @@ class Survivor:
         core: Callable[[], _core.Exchange],
         adapt: Callable[[Record], None],
         on_view: Callable[[Record], object],
+        *,
+        facts: Mapping[str, str] | None = None,
+        give: Callable[[], bytes] = bytes,
+        take: Callable[[bytes], object] = len,
     ) -> None:
+        if facts is None and team.kind != "virtual" and net.may_grow():
+            raise ValueError(
+                "--respawn and gossipgrad join: allowed for the fit of a gossipgrad.Trainer and for "
+                "gossipgrad.Exchange, not for wrapped modules"
+            )
         self.team, self._core, self._adapt, self._on_view = team, core, adapt, on_view
+        self._facts, self._give, self._take = dict(facts or {}), give, take
         self.members: list[int] = list(range(team.size))
         self.changes: list[Record] = []
         self._divisions: weakref.WeakSet[Division] = weakref.WeakSet()
@@ -82,6 +97,33 @@ class Survivor:
         if self.team.kind != "virtual":
             surviving.begin(self.team, name, self.look)
 
+    def join(self) -> None:
+        """This new rank becomes a member, with its donor's state. After `begin`; on other ranks a no-op."""
+        if not self.team.newcomer:
+            return
+        change, given = joining.await_state(self.team, self._take_state)
+        self.members = change["ranks"]
+        self._take(given)
+        self._pending.append({**change, "seconds": 0.0})
+        on_view, self._on_view = self._on_view, lambda _: None  # the caller has no object yet
+        try:
+            self._deal_all()
+        finally:
+            self._on_view = on_view
+
+    def _take_state(self) -> tuple[Record, bytes] | None:
+        text = self._core().hear()
+        length = int.from_bytes(text[:8], "little")
+        heard = json.loads(text[8 : 8 + length])
+        joining.check(heard["facts"], self._facts)
+        change = self._core().join()
+        return None if change is None else (change, text[8 + length :])
+
+    def _text(self) -> bytes:
+        """What new ranks hear from this donor."""
+        own = json.dumps({"facts": self._facts}).encode()
+        return len(own).to_bytes(8, "little") + own + self._give()
+
     def end(self) -> None:
         """All ranks end together. Collective, unless it was called before."""
         if surviving.is_of(self.team):
@@ -103,17 +145,36 @@ class Survivor:
         self.look()
 
     def look(self) -> bool:
-        """Between two steps: go on without ranks that have died; True if some have. Waits while the view changes."""
+        """Between two steps: go on without ranks that have died, and with new ones; False: neither. Waits while the
+        view changes."""
         begin = time.monotonic()
-        change = self._core().change_view()
+        change = self._change_view()
         if change is None:
             return False
-        self.members = change["ranks"]
         self._pending.append(change)
-        self._adapt(change)
         change["seconds"] = time.monotonic() - begin
-        if self._dealing:  # ranks have died while the others agreed: the outer call goes on
-            return True
+        if not self._dealing:  # else ranks have died while the others agreed: the outer call goes on
+            self._deal_all()
+        return True
+
+    def _change_view(self) -> Record | None:
+        """The change to a view whose ranks all have their state; None: the view does not change here."""
+        made: Record | None = None
+        while True:
+            change = self._core().change_view()
+            if change is None and made is None:
+                return None
+            if change is None:  # the others have not yet told their limits
+                continue
+            change["joined"] = [rank for rank in change["ranks"] if rank not in self.members]
+            self.members = change["ranks"]
+            self._adapt(change)
+            made = change if made is None else joining.as_one(made, change)
+            if self._core().give(self._text() if change["gives"] else b""):
+                return made
+
+    def _deal_all(self) -> None:
+        """Deal for all changes that are pending, also those that come meanwhile."""
         self._dealing = True
         try:
             with stall.within("change of the view"):  # ranks may come from different calls
@@ -121,7 +182,6 @@ class Survivor:
                     self._deal()
         finally:
             self._dealing = False
-        return True
 
     def _deal(self) -> None:
         """All divisions deal anew what is left, after all ranks have told how far they have been read."""
@@ -138,7 +198,7 @@ class Survivor:
             again = {}
             for one in divisions:
                 again[one.key] = one.changed(change, kept[one.key])
-            told = {key: one for key, one in change.items() if key not in ("made", "local")}
+            told = {key: one for key, one in change.items() if key not in _INNER}
             self.changes.append({**told, "trained_again": sum(again.values())})
         for change in self.changes[-len(changes) :]:
             self._on_view(change)

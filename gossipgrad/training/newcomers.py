@@ -7,13 +7,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from gossipgrad._core import PeerError
-from gossipgrad.launch import agreement, stall
+from gossipgrad.launch import agreement, joining, stall
 from gossipgrad.training.replicas import Replicas
 
 Record = dict[str, Any]
 _CALLS = "change of the view"
-_LOOK = 0.1  # seconds between looks at signals
 # Equal on all ranks, and changed by callbacks or by the steps so far.
 _STATE = ("epoch", "last_epoch", "fit_began", "set_rate", "set_batch", "batch_changes", "stop", "decision")
 
@@ -50,29 +48,18 @@ def prepare(trainer: Replicas, loop: Callable[[], Record]) -> None:
     trainer.core.set_text(json.dumps(text).encode())
 
 
-def _check(theirs: dict[str, str], own: dict[str, str]) -> None:
-    for name in {**theirs, **own}:
-        if theirs.get(name) != own.get(name):
-            raise ValueError(
-                f"this newcomer cannot join: {name} is {own.get(name, 'absent')} here, {theirs.get(name, 'absent')} "
-                "in the group; allowed: the same script with the same options"
-            )
-
-
-def join(trainer: Replicas, take: Callable[[Record], None]) -> Record:
+def join(trainer: Replicas, hear: Callable[[Record], None]) -> Record:
     """Wait for a view with this newcomer, and take its donor's state. Returns the donor's place in the loop, and the
-    change. take: hears that place before; ValueError: this newcomer cannot join."""
-    with stall.within("joining the other ranks"):
-        while True:
-            while not trainer.team.await_member(_LOOK):
-                pass
-            with contextlib.suppress(PeerError):  # the donor, or another rank, has died: the next view comes
-                heard = json.loads(trainer.core.hear())
-                _check(heard["facts"], _facts(trainer))
-                take(heard["loop"])
-                change = trainer.core.join()
-                if change is not None:
-                    break
+    change. hear: hears that place before; ValueError: this newcomer cannot join."""
+
+    def take() -> tuple[Record, Record] | None:
+        heard = json.loads(trainer.core.hear())
+        joining.check(heard["facts"], _facts(trainer))
+        hear(heard["loop"])
+        change = trainer.core.join()
+        return None if change is None else (heard, change)
+
+    heard, change = joining.await_state(trainer.team, take)
     trainer.set_algorithms(heard["algorithms"])
     for key, value in heard["state"].items():
         setattr(trainer, key, value)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from gossipgrad.errors import counted
-from gossipgrad.launch import stall, surviving
+from gossipgrad.launch import joining, stall, surviving
 from gossipgrad.training.replicas import Replicas
 
 Record = dict[str, Any]
@@ -62,20 +62,10 @@ def change_view(trainer: Replicas) -> Record | None:
             whole = change.pop("whole")
             change["joined"] = [rank for rank in change["ranks"] if rank not in trainer.members]
             trainer.keep(change["ranks"])
-            made = change if made is None else _as_one(made, change)
+            made = change if made is None else joining.as_one(made, change)
         assert made is not None
         take(trainer, [made])
         return made
-
-
-def _as_one(first: Record, second: Record) -> Record:
-    """Two changes at one step as one: newcomers, whose copy was not whole in the first, know of the second alone."""
-    died = dict(zip(first["died"], first["last_steps"], strict=True))
-    died |= dict(zip(second["died"], second["last_steps"], strict=True))
-    died = {rank: died[rank] for rank in sorted(died) if rank not in first["joined"]}
-    joined = [rank for rank in first["joined"] if rank in second["ranks"]] + second["joined"]
-    sums = {key: first[key] + second[key] for key in ("trained_again", "seconds")}
-    return {**second, **sums, "died": list(died), "last_steps": list(died.values()), "joined": sorted(joined)}
 
 
 def take(trainer: Replicas, changes: list[Record]) -> None:

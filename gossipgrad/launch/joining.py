@@ -1,0 +1,56 @@
+"""A rank that was started later joins the others, between two steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from gossipgrad._core import PeerError, Team
+from gossipgrad.launch import stall
+
+Record = dict[str, Any]
+T = TypeVar("T")
+_LOOK = 0.1  # seconds between looks at signals
+
+
+def check(theirs: Mapping[str, str], own: Mapping[str, str]) -> None:
+    """ValueError if the facts of the group (agreement.flat) differ from this newcomer's."""
+    for name in {**theirs, **own}:
+        if theirs.get(name) != own.get(name):
+            raise ValueError(
+                f"this newcomer cannot join: {name} is {own.get(name, 'absent')} here, {theirs.get(name, 'absent')} "
+                "in the group; allowed: the same script with the same options"
+            )
+
+
+def await_state(team: Team, take: Callable[[], T | None]) -> T:
+    """Wait for a view with this newcomer, and take() its donor's state; its result.
+
+    If ranks die before the copy is whole, take raises PeerError or returns None, and is called in the next view.
+    """
+    with stall.within("joining the other ranks"):
+        while True:
+            while not team.await_member(_LOOK):
+                pass
+            with contextlib.suppress(PeerError):
+                taken = take()
+                if taken is not None:
+                    return taken
+
+
+def as_one(first: Record, second: Record) -> Record:
+    """Two changes at one step as one: newcomers, whose copy was not whole in the first, know of the second alone."""
+    keys: list[str] = [key for key in ("last_steps", "made") if key in second]  # one entry a dead rank
+    died = {
+        rank: of_rank
+        for change in (first, second)
+        for rank, *of_rank in zip(change["died"], *(change[key] for key in keys), strict=True)
+        if rank not in first["joined"]
+    }
+    ranks = sorted(died)
+    lists = {key: [died[rank][place] for rank in ranks] for place, key in enumerate(keys)}
+    summed: list[str] = [key for key in ("trained_again", "seconds") if key in first]
+    sums = {key: first[key] + second[key] for key in summed}
+    joined = [rank for rank in first["joined"] if rank in second["ranks"]] + second["joined"]
+    return {**second, **sums, **lists, "died": ranks, "joined": sorted(joined)}
