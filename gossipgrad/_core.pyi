@@ -542,9 +542,8 @@ class Exchange:
         False: ranks have died before, so the view changes again."""
     def hear(self) -> builtins.bytes:
         """A newcomer takes the view that has come, and hears its donor's text. PeerError: await the next view."""
-    def join(self) -> dict[str, Any] | None:
-        """Then it takes the state; returns the view as change_view does, with "joined". None, or PeerError: await the
-        next view."""
+    def join(self) -> bool:
+        """Then it takes the state. False, or PeerError: await the next view."""
     # state. Collective, but for weights and gradients
     def weights(self, rank: int = 0, /) -> dict[str, NDArray[np.float32]]:
         """Arrays that share the rank's memory and keep the object alive; current from need to ready, after wait and

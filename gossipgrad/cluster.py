@@ -226,9 +226,14 @@ def links(comm: Any, network: Network | None) -> Network | None:
 
 
 def machines(team: _core.Team, network: Network | None) -> int:
-    """The number of machines of the ranks; ranks behind the links of a `network` count as one machine each."""
+    """The number of machines of the ranks; ranks behind the links of a `network` count as one machine each.
+
+    A newcomer counts as those that it joins have.
+    """
     simulated = network is not None and (network.latency > 0 or network.bandwidth > 0)
-    return team.size if simulated else team.nodes()[0]
+    if simulated:
+        return net.first_size() if team.newcomer else team.size
+    return team.nodes()[0]
 
 
 def by_mpi(comm: Any) -> bool:
@@ -309,6 +314,8 @@ def make_team(
             )
         failure.guard()
         net.connect(timeout)
+        if error is not None and net.is_new():  # nobody waits for it
+            raise error
         return _core.Team("net", timeout=timeout, survives=survives, **links)
     launched = origin.launcher_world_size() or 0
     handle: dict[str, Any] = {}

@@ -30,11 +30,12 @@ struct gg_team {
                               of newcomers */
     int *place;            /* with views: of each rank of the cluster in the view; -1 means none */
     int *dead;             /* with views: the dead as numbers of this view */
+    int *donor;            /* with views: gg_team_donor of each rank of the view */
     int64_t number;        /* with views: of the view that changes */
     bool grows;            /* new ranks may join */
     bool running;          /* with views: between gg_team_view_begin and gg_team_view_end */
     bool newcomer;         /* of a process of its own; false after it has joined */
-    int64_t tried;         /* a newcomer: number of the view that it has taken; 0 means none */
+    int64_t taken;         /* number of the view of the last gg_team_change_view; 0 means none */
 };
 
 static gg_status team_make(const char *kind, gg_team **out) {
@@ -91,8 +92,9 @@ static gg_status make_members(gg_team *team, const int *present, int count) {
     const int ranks = team->ranks;
     GG_TRY(gg_calloc((size_t)ranks, sizeof *team->dead, "dead ranks", &team->dead));
     GG_TRY(gg_calloc((size_t)ranks, sizeof *team->place, "places", &team->place));
+    GG_TRY(gg_calloc((size_t)ranks, sizeof *team->donor, "donors", &team->donor));
     GG_TRY(gg_calloc((size_t)ranks, sizeof(gg_transport *), "members", &team->member));
-    for (int i = 0; i < ranks; ++i) team->place[i] = -1;
+    for (int i = 0; i < ranks; ++i) team->place[i] = team->donor[i] = -1;
     for (int i = 0; i < count; ++i) team->place[present[i]] = i;
     for (int i = 0; i < gg_team_most_local(team); ++i) {
         gg_transport *own = team->cluster != NULL ? gg_virtual_transport(team->cluster, i) : team->transport;
@@ -131,7 +133,7 @@ static gg_status make_first_members(gg_team *team, const gg_net *net) {
     if (gg_net_rank(net) >= count)
         GG_FAIL_CLEANUP(GG_ERROR_STATE,
                         "a newcomer makes a group that others cannot join; allowed: a Trainer, whose fit "
-                        "joins the others");
+                        "joins the others, and an Exchange");
     GG_TRY_CLEANUP(gg_calloc((size_t)count, sizeof *first, "members", &first));
     for (int i = 0; i < count; ++i) first[i] = i;
     GG_TRY_CLEANUP(make_members(team, first, count));
@@ -195,6 +197,7 @@ void gg_team_release(gg_team *team) {
     gg_free(team->member);
     gg_free(team->place);
     gg_free(team->dead);
+    gg_free(team->donor);
     gg_free(team);
 }
 
@@ -465,13 +468,21 @@ static void admit(gg_team *team) {
     for (int i = 0; i < view->members; ++i) gg_virtual_admit(team->cluster, view->member[i], now);
 }
 
+/* The place of an identity in the view; -1 means none. */
+static int place_in(const gg_view *view, int identity) {
+    int place = view->members - 1;
+    while (place >= 0 && view->member[place] != identity) --place;
+    return place;
+}
+
 gg_status gg_team_change_view(gg_team *team) {
-    const gg_view *view = current(team);
     int living = 0;
     if (team->cluster != NULL) admit(team);
     if (team->net != NULL) GG_TRY(gg_net_transport_admit(team->net));
+    const gg_view *view = current(team);
     team->newcomer = false;
-    team->tried = view->number;
+    team->taken = view->number;
+    for (int i = 0; i < view->members; ++i) team->donor[i] = place_in(view, view->donor[i]);
     for (int rank = 0; rank < team->ranks; ++rank) team->place[rank] = -1;
     for (int i = 0; i < view->members; ++i) {
         if (!move_to(team, view->member[i], living)) continue;
@@ -491,7 +502,7 @@ gg_status gg_team_await_member(gg_team *team, double seconds, bool *member) {
     team->views->table->announce(team->views);
     for (*member = false; !*member;) {
         const gg_view *view = current(team);
-        for (int i = 0; i < view->members && view->number > team->tried; ++i)
+        for (int i = 0; i < view->members && view->number > team->taken; ++i)
             *member = *member || (view->member[i] == own && view->donor[i] >= 0);
         if (*member || gg_clock_now() - begin > seconds) return GG_OK;
         gg_clock_sleep(0.001);
@@ -499,12 +510,9 @@ gg_status gg_team_await_member(gg_team *team, double seconds, bool *member) {
     return GG_OK;
 }
 
-int gg_team_donor(const gg_team *team, int rank) {
-    const gg_view *view = current(team);
-    int place = view->members - 1;
-    while (place >= 0 && view->member[place] != view->donor[rank]) --place;
-    return place;
-}
+int64_t gg_team_taken(const gg_team *team) { return team->taken; }
+
+int gg_team_donor(const gg_team *team, int rank) { return team->donor[rank]; }
 
 static bool all_whole(const gg_view *view) {
     for (int i = 0; i < view->members; ++i)
@@ -519,15 +527,16 @@ gg_status gg_team_await_whole(gg_team *team, bool *whole) {
     int64_t goal;
     const int64_t start = current(team)->start;
     for (int round = 0;; ++round) {
-        *whole = all_whole(current(team));
-        if (*whole || phase != GG_PHASE_RUN) return GG_OK;
+        const bool next = current(team)->number != team->taken; /* came without this rank, which had no state */
+        *whole = !next && all_whole(current(team));
+        if (*whole || next || phase != GG_PHASE_RUN) return GG_OK;
         GG_TRY(wait_round(team->member[0], round));
         GG_TRY(team->views->table->look(team->views, -1, start, &phase, &goal));
     }
 }
 
 gg_status gg_team_copied(gg_team *team, int local) {
-    return team->views->table->copied(team->views, gg_team_identity(team, local));
+    return team->views->table->copied(team->views, gg_team_identity(team, local), team->taken);
 }
 
 /* ---- runs ---- */

@@ -97,9 +97,12 @@ bool gg_team_is_newcomer(const gg_team *team);
 /* This newcomer has built all but its state. *member: within `seconds` a view has come with it as a member that has no
  * state, later than the view of the last gg_team_change_view. */
 gg_status gg_team_await_member(gg_team *team, double seconds, bool *member);
-/* A local newcomer has a whole copy of its donor's state. */
+/* A local newcomer has a whole copy of its donor's state in the view that was taken. */
 gg_status gg_team_copied(gg_team *team, int local);
-/* The rank that gives its state to another rank of the view; -1 means that the other has one. */
+/* Of the view that the last gg_team_change_view has taken, even if a later one has come: its number, and the rank that
+ * gives its state to `rank`; -1 means that `rank` has one. A newcomer needs these, because the next view comes without
+ * it while it has no state. */
+int64_t gg_team_taken(const gg_team *team);
 int gg_team_donor(const gg_team *team, int rank);
 /* True if all newcomers of the view have a state. Before that nobody makes a step. */
 bool gg_team_is_whole(const gg_team *team);

@@ -31,8 +31,8 @@ typedef struct gg_views_table {
     const gg_view *(*view)(gg_views *views); /* the current one; valid until the next event */
     /* This rank, a newcomer, has built all but its state. NULL means that nobody asks. */
     void (*announce)(gg_views *views);
-    /* A newcomer of the current view has a whole copy of its donor's state. */
-    gg_status (*copied)(gg_views *views, int identity);
+    /* A newcomer has a whole copy of the state of its donor in the view of this number. */
+    gg_status (*copied)(gg_views *views, int identity, int64_t view);
     /* Tells that this rank trains, or does so no more. NULL means that nobody asks. */
     void (*train)(gg_views *views, bool trains);
     /* After an operation that all members make, in one order: this rank has completed it (`done`), or a death has kept

@@ -422,10 +422,10 @@ static void views_announce(gg_views *views) {
     atomic_store_explicit(&v->pages.rank[v->identity].ready, 1, memory_order_release);
 }
 
-static gg_status views_copied(gg_views *views, int identity) {
+static gg_status views_copied(gg_views *views, int identity, int64_t view) {
     page_views *v = views_of(views);
     (void)identity;
-    atomic_store_explicit(&v->pages.rank[v->identity].copied_of, v->view.number + 1, memory_order_release);
+    atomic_store_explicit(&v->pages.rank[v->identity].copied_of, view + 1, memory_order_release);
     return GG_OK;
 }
 

@@ -103,7 +103,7 @@ static gg_status peers_settle(void *context, int local) { return gg_peers_settle
 static void settle_before_end(gg_peers *p) {
     for (int i = 0; i < p->local; ++i) {
         const gg_exchange *x = p->exchange[i];
-        if (x == NULL || gg_exchange_failed(x) || gg_exchange_under_way(x, true)) return;
+        if (x == NULL || !gg_exchange_is_whole(x) || gg_exchange_failed(x) || gg_exchange_under_way(x, true)) return;
     }
     (void)gg_team_run(p->team, peers_settle, p);
 }

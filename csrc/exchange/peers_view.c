@@ -128,7 +128,7 @@ gg_status gg_peers_hear(gg_peers *p, const char **text, size_t *bytes) {
     if (p->held == NULL) GG_TRY(gg_exchange_hold(p->exchange[0], &p->held));
     GG_TRY(gg_team_change_view(p->team));
     gg_handover_free(&p->heard);
-    GG_TRY(gg_exchange_hear(p->exchange[0], own_donor(p), gg_team_view(p->team)->number, 0, &p->heard));
+    GG_TRY(gg_exchange_hear(p->exchange[0], own_donor(p), gg_team_taken(p->team), 0, &p->heard));
     *text = p->heard.text;
     *bytes = p->heard.bytes;
     return GG_OK;
@@ -143,7 +143,7 @@ static gg_status take_state(void *context, int local) {
     const joining *j = context;
     gg_peers *p = j->peers;
     const int from = own_donor(p);
-    const int64_t epoch = gg_view_epoch(gg_team_view(p->team)->number);
+    const int64_t epoch = gg_view_epoch(gg_team_taken(p->team));
     gg_status status = gg_exchange_regroup(p->exchange[local], p->held, &j->costs, epoch);
     gg_held_state_free(p->held);
     p->held = NULL;

@@ -101,27 +101,16 @@ static PyObject *hear(PyObject *self, PyObject *unused) {
     return status == GG_OK ? PyBytes_FromStringAndSize(text, (Py_ssize_t)bytes) : gg_py_raise(status);
 }
 
-static PyObject *list_new(const gg_view *view) {
-    PyObject *list = PyList_New(0);
-    for (int i = 0; i < view->members; ++i)
-        if (view->donor[i] >= 0) list = gg_py_append(list, PyLong_FromLong(view->member[i]));
-    return list;
-}
-
 static PyObject *join(PyObject *self, PyObject *unused) {
     gg_py_exchange *x = (gg_py_exchange *)self;
     gg_status status;
     bool whole = false;
-    int own = 0;
     (void)unused;
     if (!gg_py_exchange_has_steps(x) || !is_between_steps(x)) return NULL;
-    PyObject *joined = list_new(gg_team_view(x->team->team)); /* while they are newcomers */
     x->busy = true;
     GG_PY_WITHOUT_GIL(status = gg_peers_join(x->peers, &whole));
     x->busy = false;
-    if (status == GG_OK && whole) return gg_py_put(describe(x, &own), "joined", joined);
-    Py_XDECREF(joined);
-    return status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
+    return status == GG_OK ? PyBool_FromLong(whole) : gg_py_raise(status);
 }
 
 PyMethodDef gg_py_exchange_view[] = {{"check_survival", check_survival, METH_NOARGS, NULL},

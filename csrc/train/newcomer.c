@@ -160,7 +160,7 @@ gg_status gg_trainer_take(const gg_trainer_change *c, int local) {
     gg_status status = GG_OK;
     gg_trainer *t = c->trainer;
     const int from = donor_of(t, local);
-    const int64_t view = gg_team_view(t->team)->number;
+    const int64_t view = gg_team_taken(t->team);
     gg_handover heard = {0};
     GG_TRY_CLEANUP(gg_replica_hear(t->replica[local], from, view, &heard));
     GG_TRY_CLEANUP(gg_replica_take(t->replica[local], from, view, &c->costs, &heard));
@@ -187,7 +187,7 @@ gg_status gg_trainer_hear(gg_trainer *t, const char **text, size_t *bytes) {
     GG_TRY(gg_team_change_view(t->team));
     gg_trainer_place_seconds(t);
     gg_handover_free(&t->heard);
-    GG_TRY(gg_replica_hear(r, donor_of(t, 0), gg_team_view(t->team)->number, &t->heard));
+    GG_TRY(gg_replica_hear(r, donor_of(t, 0), gg_team_taken(t->team), &t->heard));
     *text = t->heard.text;
     *bytes = t->heard.bytes;
     return GG_OK;
@@ -204,7 +204,7 @@ gg_status gg_trainer_join(gg_trainer *t, bool *whole) {
     GG_TRY_CLEANUP(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), &forward, &costs));
     GG_TRY_CLEANUP(gg_peers_known_link(t->peers, &gg_exchange_asked(t->replica[0]->exchange)->strategy,
                                        gg_graph_arena_count(t->options.graph), &link, &costs.link));
-    GG_TRY_CLEANUP(gg_replica_take(t->replica[0], donor_of(t, 0), gg_team_view(t->team)->number, &costs, &t->heard));
+    GG_TRY_CLEANUP(gg_replica_take(t->replica[0], donor_of(t, 0), gg_team_taken(t->team), &costs, &t->heard));
     gg_team_view_breaks(t->team, gg_exchange_breaks(t->replica[0]->exchange));
     gg_team_view_begin(t->team, gg_exchange_state(t->replica[0]->exchange)->step);
     gg_team_view_end(t->team);

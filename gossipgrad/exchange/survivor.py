@@ -98,30 +98,28 @@ class Survivor:
             surviving.begin(self.team, name, self.look)
 
     def join(self) -> None:
-        """This new rank becomes a member, with its donor's state. After `begin`; on other ranks a no-op."""
+        """This new rank becomes a member, with its donor's state. After `begin`; on other ranks a no-op.
+
+        Calls on_view, as the others do, since it may make collective calls.
+        """
         if not self.team.newcomer:
             return
         change, given = joining.await_state(self.team, self._take_state)
         self.members = change["ranks"]
         self._take(given)
         self._pending.append({**change, "seconds": 0.0})
-        on_view, self._on_view = self._on_view, lambda _: None  # the caller has no object yet
-        try:
-            self._deal_all()
-        finally:
-            self._on_view = on_view
+        self._deal_all()
 
     def _take_state(self) -> tuple[Record, bytes] | None:
         text = self._core().hear()
         length = int.from_bytes(text[:8], "little")
         heard = json.loads(text[8 : 8 + length])
         joining.check(heard["facts"], self._facts)
-        change = self._core().join()
-        return None if change is None else (change, text[8 + length :])
+        return (heard["change"], text[8 + length :]) if self._core().join() else None
 
-    def _text(self) -> bytes:
+    def _text(self, change: Record) -> bytes:
         """What new ranks hear from this donor."""
-        own = json.dumps({"facts": self._facts}).encode()
+        own = json.dumps({"facts": self._facts, "change": change}).encode()
         return len(own).to_bytes(8, "little") + own + self._give()
 
     def end(self) -> None:
@@ -170,7 +168,7 @@ class Survivor:
             self.members = change["ranks"]
             self._adapt(change)
             made = change if made is None else joining.as_one(made, change)
-            if self._core().give(self._text() if change["gives"] else b""):
+            if self._core().give(self._text(made) if change["gives"] else b""):
                 return made
 
     def _deal_all(self) -> None:

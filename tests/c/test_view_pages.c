@@ -180,7 +180,7 @@ static void test_newcomer(void) {
     CHECK(view->number == 1 && view->start == 8 && view->members == 3 && view->donor[2] == 0);
     /* The donor dies: limits of the dead change have no more step. */
     CHECK_OK(gg_view_keeper_died(keeper, 0));
-    CHECK_OK(views[2]->table->copied(views[2], 2)); /* too late */
+    CHECK_OK(views[2]->table->copied(views[2], 2, 1)); /* too late */
     CHECK_OK(views[1]->table->look(views[1], GG_VIEW_OUTSIDE, 8, &phase, &goal));
     CHECK_OK(gg_view_keeper_poll(keeper, &phase));
     CHECK_OK(views[1]->table->look(views[1], 1, 8, &phase, &goal));
@@ -189,7 +189,10 @@ static void test_newcomer(void) {
     CHECK_OK(gg_view_keeper_poll(keeper, &phase));
     view = views[2]->table->view(views[2]);
     CHECK(view->number == 2 && view->members == 2 && view->donor[1] == 1 && !gg_view_keeper_rests(keeper));
-    CHECK_OK(views[2]->table->copied(views[2], 2));
+    CHECK_OK(views[2]->table->copied(views[2], 2, 1)); /* of the donor that has died */
+    CHECK_OK(gg_view_keeper_poll(keeper, &phase));
+    CHECK(views[1]->table->view(views[1])->donor[1] == 1 && !gg_view_keeper_rests(keeper));
+    CHECK_OK(views[2]->table->copied(views[2], 2, 2));
     CHECK_OK(gg_view_keeper_poll(keeper, &phase));
     CHECK(views[1]->table->view(views[1])->donor[1] == -1 && gg_view_keeper_rests(keeper));
     for (int i = 0; i < 3; ++i) views[i]->table->destroy(views[i]);

@@ -74,9 +74,9 @@ static gg_status views_report(gg_views *views, int identity, int deaths, const i
     return gg_membership_report(views_of(views)->membership, identity, deaths, received);
 }
 
-static gg_status views_copied(gg_views *views, int identity) {
+static gg_status views_copied(gg_views *views, int identity, int64_t view) {
     virtual_views *v = views_of(views);
-    return gg_membership_copied(v->membership, identity, gg_membership_view(v->membership)->number);
+    return gg_membership_copied(v->membership, identity, view);
 }
 
 static const gg_view *views_view(gg_views *views) { return gg_membership_view(views_of(views)->membership); }
