@@ -10,6 +10,7 @@ typedef struct change {
     gg_agreement agreement;
     gg_peers *peers;
     gg_exchange_costs costs;
+    gg_held_state **held; /* one a local rank of the former view, then of the next one */
 } change;
 
 /* Before any rank runs, because ranks that fail in a run stay failed. */
@@ -40,15 +41,16 @@ int64_t gg_peers_received(gg_peers *p, int local, int rank) {
     return *kept;
 }
 
+/* Before the transports have other ranks: arrays have one entry a rank of now. */
+static gg_status hold(void *context, int local) {
+    const change *c = context;
+    return gg_exchange_hold(c->peers->exchange[local], &c->held[local]);
+}
+
 static gg_status regroup(void *context, int local) {
     const change *c = context;
-    gg_exchange *x = c->peers->exchange[local];
-    gg_held_state *held = NULL;
-    gg_status status = gg_exchange_hold(x, &held);
-    if (status == GG_OK)
-        status = gg_exchange_regroup(x, held, &c->costs, gg_view_epoch(gg_team_view(c->peers->team)->number));
-    gg_held_state_free(held);
-    return status;
+    const int64_t epoch = gg_view_epoch(gg_team_taken(c->peers->team));
+    return gg_exchange_regroup(c->peers->exchange[local], c->held[local], &c->costs, epoch);
 }
 
 /* A run of no steps: later waits may be those of collective calls, which end before a view with newcomers begins. */
@@ -77,6 +79,11 @@ static void bury_dead(const change *c, int *living) {
             p->exchange[next++] = one;
         }
     }
+    for (int i = 0; i < place; ++i) { /* living[i] >= i */
+        gg_held_state *one = c->held[living[i]];
+        c->held[living[i]] = NULL;
+        c->held[i] = one;
+    }
     for (int rank = 0; p->step_seconds != NULL && rank < gg_team_size(p->team); ++rank)
         if (!gg_agreement_is_dead(&c->agreement, rank)) p->step_seconds[ranks++] = p->step_seconds[rank];
     p->buried += p->local - place;
@@ -91,12 +98,15 @@ gg_status gg_peers_change_view(gg_peers *p, bool *changed, int *living) {
     c.agreement.context = &c;
     double *forward = NULL;
     gg_link link;
+    const int formers = p->local;
     *changed = false;
     if (gg_team_view(p->team) == NULL) goto cleanup;
     const int64_t step = gg_peers_steps(p);
     GG_TRY_CLEANUP(tell_step(p, step));
     GG_TRY_CLEANUP(gg_agree_on_view(&c.agreement, step, &changes));
     if (!changes) goto cleanup;
+    GG_TRY_CLEANUP(gg_calloc((size_t)formers, sizeof(gg_held_state *), "states of ranks", &c.held));
+    GG_TRY_CLEANUP(gg_team_run(p->team, hold, &c));
     bury_dead(&c, living);
     GG_TRY_CLEANUP(gg_team_change_view(p->team));
     gg_exchange *first = p->exchange[0];
@@ -108,6 +118,8 @@ gg_status gg_peers_change_view(gg_peers *p, bool *changed, int *living) {
     begin_and_end(p, gg_peers_steps(p));
     *changed = true;
 cleanup:
+    for (int i = 0; c.held != NULL && i < formers; ++i) gg_held_state_free(c.held[i]);
+    gg_free(c.held);
     gg_free(forward);
     return status;
 }

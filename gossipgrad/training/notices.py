@@ -64,7 +64,7 @@ def other_classes(rank: int, before: list[str] | None, train: Dataset) -> None:
 
 def one_rank(team: Team, network: Network | None, timeout: float) -> None:
     """Warn that one rank sends no message for these to delay or end; a launcher was probably intended."""
-    if team.kind == "virtual" or team.size > 1:
+    if team.kind == "virtual" or team.size > 1 or team.newcomer:
         return
     for argument, value, without in (("network", network, None), ("timeout", timeout, 0.0)):
         if value != without:
