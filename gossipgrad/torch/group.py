@@ -17,7 +17,7 @@ from gossipgrad.cluster import Network, VirtualCluster, links, machines, make_te
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer, number
 from gossipgrad.exchange.survivor import Survivor
-from gossipgrad.launch import agreement, environment
+from gossipgrad.launch import agreement, environment, net, origin
 from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.schedules import Constant, Function
 from gossipgrad.torch.modules import Layer, forms_of, tensors_of, write
@@ -97,12 +97,14 @@ class Group:
         except (TypeError, ValueError) as error:
             refuse(comm, CALL, error)
         self.team = make_team(given, seconds, network, survives=self.virtual is None)
+        self.grows = self.team.survives and origin.by_net() and net.may_grow()  # new processes may join
         self.layers = [list(one) for one in layers]  # of each local rank
         links_given = links(given, network)
         with agreement.agreed(self.team, CALL) as one:
             if self.strategy.workers(self.team.size) != self.team.size:
                 raise ValueError("dedicated=True: allowed: False; every process trains a module")
-            check_synchronised(modules[0], self.strategy, self.team.size, self.virtual is not None)
+            ranks = max(2, self.team.size) if self.grows else self.team.size
+            check_synchronised(modules[0], self.strategy, ranks, self.virtual is not None)
             one.facts = self._facts(modules[0], layers[0], optimizer, network, timeout) | {
                 "batch_size": samples,
                 "strategy is given": strategy is not None,
@@ -111,7 +113,8 @@ class Group:
             self._share_first_weights(modules)
         notices.kernels_not_built(self.team.rank, environment.core_info())
         self.decision = ""  # which strategy was chosen, and why; "": the given one, or GossipGraD()
-        ranks, norm, nodes = self.team.size, _norm_of(modules[0]), machines(self.team, links_given)
+        ranks = net.first_size() if self.team.newcomer else self.team.size  # as those that it joins have chosen
+        norm, nodes = _norm_of(modules[0]), machines(self.team, links_given)
         how = {"mortal": self.team.survives} | momentum_of(optimizer or self.optimizer)
         by_default = strategy is None and compression is None
         if samples is not None and (by_default or isinstance(self.strategy, strategies.Auto)):

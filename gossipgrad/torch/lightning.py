@@ -23,7 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 from gossipgrad.cluster import Network, VirtualCluster
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import named_keywords, warn
-from gossipgrad.launch import agreement, origin, stall
+from gossipgrad.launch import agreement, net, origin, stall
 from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.optim import Optimizer
 from gossipgrad.strategies import Strategy
@@ -130,6 +130,12 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         }
         self._ranks = Team(comm, timeout=timeout)._core
         self._survives = origin.survives()
+        if self._survives and origin.by_net() and net.may_grow():
+            why = (
+                "GossipStrategy: new ranks (run --respawn, gossipgrad join) cannot join Lightning's Trainer. Allowed: "
+                "without --respawn; or loops of your own around gossipgrad.torch.wrap"
+            )
+            agreement.refuse(self._ranks, "GossipStrategy", ValueError(why))
         self._samples: Samples | None = None  # where ranks may die: the batches of an epoch
         self._part = self._ranks.rank, self._ranks.size  # of the validation sets, on all ranks of one view
         self.wrapped: Wrapped | None = None  # the module in training

@@ -90,7 +90,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
             self._handles += [part.register_forward_pre_hook(one) for part, one in hooked.items()]
         self._handles += synchronise(module, group.team)
         watch(self)
-        if group.team.local < group.team.size:
+        if group.team.local < group.team.size or group.grows:
             stall.advise("Ranks whose loaders have unequal lengths make unequal numbers of steps")
             watch_samplers(ranks_of_processes)
         if optimizer is not None:
@@ -101,7 +101,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         group = self._group
         self._layers = group.layers[self._local]
         keywords = {
-            "polls": group.team.size > 1,
+            "polls": group.team.size > 1 or group.grows,
             "overlap": self._overlap,
             "optimizer": self._optimizer,
             "next_rates": group.next_rates,
@@ -280,9 +280,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def _lay_out(self, order: Sequence[int]) -> None:
         """Give the arenas another order of layers, unless they have it. Collective, between two steps, outside of run.
 
+        Where ranks may join it stays, because newcomers have that of the module.
         order: of all layers, their current places.
         """
-        if order == list(range(len(self._layers))):
+        if order == list(range(len(self._layers))) or self._group.grows:
             return
         self.settle()
         members = self._members()

@@ -1,0 +1,103 @@
+"""A newcomer's wrapped module takes its donor's buffers, frozen tensors and optimizer of torch."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+import gossipgrad as gg
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from test_torch_buffers import Buffered, dense  # noqa: E402
+from torch import nn  # noqa: E402
+from torch_cases import batch, small  # noqa: E402
+
+import gossipgrad.torch  # noqa: E402
+from gossipgrad.launch import net, origin  # noqa: E402
+from gossipgrad.torch.modules import layers_of, tensors_of  # noqa: E402
+from gossipgrad.torch.newcomers import given, take  # noqa: E402
+
+
+class Extra(nn.Module):
+    """With frozen parameters, a part of a larger memory, and a state of its own."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.of, self.frozen, self.count = Buffered(seed), nn.Linear(3, 3).requires_grad_(False), seed
+        self.frozen.weight.fill_(float(seed))
+        self.register_buffer("part", torch.full((1000,), float(seed))[:2])
+
+    def get_extra_state(self):
+        return self.count
+
+    def set_extra_state(self, state):
+        self.count = state
+
+    def forward(self, x):
+        return self.frozen(self.of(x))
+
+
+def trained(module, optimizer, steps):
+    for step in range(steps):
+        optimizer.zero_grad()
+        x, y = batch(step)
+        F.cross_entropy(module(x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_newcomer_takes_all_that_no_arena_has(compiled):
+    donor, newcomer = Extra(1), Extra(4)
+    optimizers = [torch.optim.Adam(one.of.parameters(), lr=0.1) for one in (donor, newcomer)]
+    trained(donor, optimizers[0], 3)
+    optimizers[0].param_groups[0]["lr"] = 0.05
+    own = {name: dense(one) for name, one in newcomer.named_parameters() if one.requires_grad}
+    wrapped = [torch.compile(one, backend="eager") if compiled else one for one in (donor, newcomer)]
+    data = given(wrapped[0], layers_of(wrapped[0]), optimizers[0], 0.25)
+    assert len(data) < 20000
+    assert take(data, wrapped[1], layers_of(wrapped[1]), optimizers[1]) == 0.25
+    there, here = tensors_of(donor), tensors_of(newcomer)
+    statistics = ("of.norm.running_mean", "of.norm.running_var")
+    for name, one in here.items():
+        assert torch.equal(dense(one), own[name] if name in own else dense(there[name])) != (name in statistics), name
+    assert newcomer.count == 1 and newcomer.of.expanded.stride() == (0, 1)
+    first, second = (one.state_dict() for one in optimizers)
+    assert first["param_groups"] == second["param_groups"] and second["param_groups"][0]["lr"] == 0.05
+    for place, state in first["state"].items():
+        assert all(torch.equal(one, second["state"][place][name]) for name, one in state.items())
+
+
+def test_what_cannot_be_given_is_an_error_of_the_newcomer_alone():
+    donor, newcomer = Extra(1), Extra(4)
+    for value in (lambda: 0, Buffered):  # not to be written; written, and not to be read
+        donor.count = value
+        with pytest.raises(ValueError, match="this newcomer cannot join: the results of get_extra_state.*Allowed"):
+            take(given(donor, layers_of(donor), None, None), newcomer, layers_of(newcomer), None)
+    assert newcomer.count == 4
+
+
+def test_the_order_of_layers_stays_where_ranks_may_join():
+    """Newcomers have that of the module."""
+    model = gg.torch.wrap(small(), gg.SGD(0.1))
+    state = copy.deepcopy(model.training_state())
+    state["order"] = state["order"][::-1]
+    for name, one in state["arenas"]["weight"].items():
+        one.fill_(len(name))
+    layers = list(model._layers)
+    model._group.grows = True
+    model.load_training_state(state)
+    assert model._layers == layers
+    assert all(bool((one == len(name)).all()) for name, one in model.state_dict().items())
+    model.close()
+
+
+def test_lightning_is_refused_where_ranks_may_join(monkeypatch):
+    lightning = pytest.importorskip("gossipgrad.torch.lightning")
+    for name, where in (("survives", origin), ("by_net", origin), ("may_grow", net)):
+        monkeypatch.setattr(where, name, lambda: True)
+    monkeypatch.setattr(lightning, "Team", lambda *_, **__: gg.Team(gg.VirtualCluster(1)))
+    with pytest.raises(ValueError, match=r"GossipStrategy: new ranks \(run --respawn.*Allowed: without --respawn"):
+        lightning.GossipStrategy()
