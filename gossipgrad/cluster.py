@@ -244,7 +244,12 @@ def by_mpi(comm: Any) -> bool:
 
 
 def refuse(comm: Any, call: str, error: Exception) -> NoReturn:
-    """Raise this error, met before the group was made, on all ranks of `comm` that come to `call`."""
+    """Raise this error, met before the group was made, on all ranks of `comm` that come to `call`.
+
+    On a newcomer alone, whose group has no others yet.
+    """
+    if origin.is_newcomer():
+        raise error
     is_group = comm is None or callable(getattr(comm, "py2f", None))
     several = by_mpi(comm) or (origin.by_net() and comm is None)
     if several and is_group and (comm is not None or failure.launched_size() > 1):

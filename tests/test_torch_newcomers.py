@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 
@@ -16,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch_cases import batch, small  # noqa: E402
 
 import gossipgrad.torch  # noqa: E402
-from gossipgrad.launch import net, origin  # noqa: E402
+from gossipgrad.launch import failure, net, origin  # noqa: E402
 from gossipgrad.torch.modules import layers_of, tensors_of  # noqa: E402
 from gossipgrad.torch.newcomers import given, take  # noqa: E402
 
@@ -92,6 +93,14 @@ def test_the_order_of_layers_stays_where_ranks_may_join():
     assert model._layers == layers
     assert all(bool((one == len(name)).all()) for name, one in model.state_dict().items())
     model.close()
+
+
+def test_a_newcomers_wrong_argument_is_its_error(monkeypatch):
+    """It has no group yet in which others could hear of it."""
+    monkeypatch.setenv(origin.NET, json.dumps({"rank": 2, "members": 2, "size": 3}))
+    monkeypatch.setattr(failure, "launched_size", lambda: 2)
+    with pytest.raises(TypeError, match="optimizer is a str"):
+        gg.torch.wrap(small(), "sgd")
 
 
 def test_lightning_is_refused_where_ranks_may_join(monkeypatch):

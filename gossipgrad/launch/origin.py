@@ -142,6 +142,12 @@ def survives() -> bool:
     return by_net() and json.loads(variable(NET)).get("views", -1) >= 0
 
 
+def is_newcomer() -> bool:
+    """True if this process is a rank that was started after the first ones."""
+    facts = json.loads(variable(NET)) if by_net() else {}
+    return "members" in facts and facts["rank"] >= facts["members"]
+
+
 def let_go() -> None:
     """Remove the launcher's connection from the environment, because MPI runs."""
     if parent_rank() is None:
