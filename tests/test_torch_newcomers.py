@@ -13,11 +13,13 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from test_torch_buffers import Buffered, dense  # noqa: E402
+from test_torch_device import LateCopies  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_cases import batch, small  # noqa: E402
 
 import gossipgrad.torch  # noqa: E402
 from gossipgrad.launch import failure, net, origin  # noqa: E402
+from gossipgrad.torch import device  # noqa: E402
 from gossipgrad.torch.modules import layers_of, tensors_of  # noqa: E402
 from gossipgrad.torch.newcomers import given, take  # noqa: E402
 
@@ -78,6 +80,56 @@ def test_what_cannot_be_given_is_an_error_of_the_newcomer_alone():
         with pytest.raises(ValueError, match="this newcomer cannot join: the results of get_extra_state.*Allowed"):
             take(given(donor, layers_of(donor), None, None), newcomer, layers_of(newcomer), None)
     assert newcomer.count == 4
+
+
+def grown(donor, newcomer):
+    """What the core does: the newcomer's arenas and step are its donor's. Then the rest."""
+    for name, kind in newcomer._group.core.arenas().items():
+        if kind != "gradient":
+            newcomer._group.core.load_arena(name, donor._group.core.arena(name, 0), 0)
+    newcomer._group.core.step = donor.steps
+    newcomer._group._take(donor._group._given_to_new())
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_newcomer_goes_on_as_its_donor(fused, on_device, monkeypatch):
+    if on_device:
+        monkeypatch.setattr(device, "copies_of", lambda _: LateCopies())
+    models = []
+    for seed in (1, 4):
+        module = Buffered(seed)
+        with torch.no_grad():
+            module.net.weight.mul_(seed)
+        optimizer = gg.Adam(0.1) if fused else torch.optim.Adam(module.parameters(), 0.1)
+        models.append(gg.torch.wrap(module, optimizer))
+
+    def train(model, steps):
+        for step in range(steps):
+            x, y = batch(step)
+            if on_device:
+                model._copies.clock += 1
+            F.cross_entropy(model(x), y).backward()
+            if on_device:
+                model._copies.readers = model._copies.clock
+            model.step()
+
+    donor, newcomer = models
+    train(donor, 3)
+    if fused:
+        donor.learning_rate = 0.05
+    else:
+        donor._optimizer.param_groups[0]["lr"] = 0.05
+    grown(donor, newcomer)
+    for more in (0, 2):
+        for model in models:
+            train(model, more)
+        there, here = (model.state_dict() for model in models)
+        assert all(torch.equal(dense(one), dense(there[name])) for name, one in here.items())
+        assert newcomer.steps == donor.steps == 3 + more
+    assert not fused or newcomer.learning_rate == donor.learning_rate == 0.05
+    for model in models:
+        model.close()
 
 
 def test_the_order_of_layers_stays_where_ranks_may_join():

@@ -20,6 +20,7 @@ from gossipgrad.exchange.survivor import Survivor
 from gossipgrad.launch import agreement, environment, net, origin
 from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.schedules import Constant, Function
+from gossipgrad.torch import newcomers
 from gossipgrad.torch.modules import Layer, forms_of, tensors_of, write
 from gossipgrad.torch.synchronised import check_synchronised
 from gossipgrad.training import arenas, fingerprint, mixing, notices
@@ -138,8 +139,24 @@ class Group:
         if self.team.survives:
             self.core.check_survival()
             self._on_view = on_view
-            self.survivor = Survivor(self.team, lambda: self.core, self._adapt, self._told)
+            alike = agreement.flat(one.facts | self.strategy.settings() | {"exchange used": str(self.exchange)})
+            how = (lambda: self.core, self._adapt, self._told)
+            self.survivor = Survivor(self.team, *how, facts=alike, give=self._given_to_new, take=self._take)
             self.survivor.begin(CALL)
+
+    def join(self) -> None:
+        """A newcomer, whose module is wrapped, becomes a member, with its donor's state. On other ranks a no-op."""
+        if self.survivor is not None:
+            self.survivor.join()
+
+    def _given_to_new(self) -> bytes:
+        model = self.members[0]
+        return newcomers.given(model.module, self.layers[0], model._optimizer, self.rate)
+
+    def _take(self, given: bytes) -> None:
+        model = self.members[0]
+        self.set_rate(newcomers.take(given, model.module, self.layers[0], model._optimizer))
+        model._joined()
 
     def _adapt(self, _: Any) -> None:
         """After a change of the view: nothing is in flight, and all weights are current."""

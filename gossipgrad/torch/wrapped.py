@@ -545,6 +545,11 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         """Which strategy was chosen, and why; "": the given one, or GossipGraD()."""
         return self._group.decision
 
+    def _joined(self) -> None:
+        """Go on from a donor's state, which the arenas have."""
+        self._done = self._group.core.step
+        self._step.settled()
+
     def _go_on_at(self, step: int) -> None:
         """Continue schedules at this step, with zero moments. Collective, between two steps."""
         self._settle("load_checkpoint")

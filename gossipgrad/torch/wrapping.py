@@ -69,7 +69,8 @@ def wrap(
                  backward passes), and a pass may read weights beside their gradients (layer.weight.detach()).
     compression, seed, timeout, network, trace   as of gossipgrad.Trainer. With timeout= a rank that does not come, for
                  example because it skipped a step, is an error on those that wait.
-    on_view      called with the wrapped model and the change after ranks have died (run --survive).
+    on_view      called with the wrapped model and the change after ranks have died, or new ones have joined (run
+                 --survive).
 
     Options of a Trainer alone are refused: shuffle_samples and dedicated of strategies, schedules with total="auto",
     which need a number of steps here, and Plateau; set model.learning_rate in place of it.
@@ -104,4 +105,6 @@ def wrap(
     )
     if group.unfused and group.team.rank == 0:
         warn("optimizer: one of torch's, whose step is a pass of its own: gossipgrad's, as gg.SGD(...), is faster")
-    return Wrapped(module, group, 0, overlap, optimizer if group.unfused else None)
+    model = Wrapped(module, group, 0, overlap, optimizer if group.unfused else None)
+    group.join()
+    return model
