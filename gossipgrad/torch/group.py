@@ -140,8 +140,8 @@ class Group:
             self.core.check_survival()
             self._on_view = on_view
             alike = agreement.flat(one.facts | self.strategy.settings() | {"exchange used": str(self.exchange)})
-            how = (lambda: self.core, self._adapt, self._told)
-            self.survivor = Survivor(self.team, *how, facts=alike, give=self._given_to_new, take=self._take)
+            calls = (lambda: self.core, self._adapt, self._told)
+            self.survivor = Survivor(self.team, *calls, facts=alike, give=self._given_to_new, take=self._take)
             self.survivor.begin(CALL)
 
     def join(self) -> None:
