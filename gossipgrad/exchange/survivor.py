@@ -52,6 +52,8 @@ class Survivor:
     facts    what a new rank and the others must have alike, by agreement.flat; None: new ranks are refused.
     give     called on the donor of new ranks, after `adapt`: what they need beside the state of the exchange.
     take     called with it on a new rank, by `join`, when it has the state of the exchange.
+
+    grows    new processes may join: the view then changes when a step begins, else when it ends.
     """
 
     def __init__(
@@ -65,7 +67,8 @@ class Survivor:
         give: Callable[[], bytes] = bytes,
         take: Callable[[bytes], object] = len,
     ) -> None:
-        if facts is None and team.kind != "virtual" and net.may_grow():
+        self.grows = team.kind != "virtual" and net.may_grow()
+        if facts is None and self.grows:
             raise ValueError(
                 "--respawn and gossipgrad join: allowed for the fit of a gossipgrad.Trainer and for "
                 "gossipgrad.Exchange, not for wrapped modules"
@@ -133,14 +136,23 @@ class Survivor:
     def meet(self, where: str) -> bool:
         """True if all ranks that live meet here. False: the group has changed, and a rank may have more to train."""
         if agreement.alone(self.team):
-            return not self.look()
+            return self.grows or not self.look()
         return agreement.met(self.team, where)
 
+    def begins(self) -> bool:
+        """Before a step, where new ranks may join: look; True if the group has changed.
+
+        So new ranks begin with this step, and miss no call that the others make between two steps. Not before the first
+        one, where scripts load states.
+        """
+        return self.grows and self.steps > 0 and self.look()
+
     def stepped(self) -> None:
-        """After a step: look."""
+        """After a step: tell divisions; look, where ranks die alone."""
         for one in list(self._divisions):
             one.stepped()
-        self.look()
+        if not self.grows:
+            self.look()
 
     def look(self) -> bool:
         """Between two steps: go on without ranks that have died, and with new ones; False: neither. Waits while the

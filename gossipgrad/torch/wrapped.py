@@ -151,12 +151,17 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
                 self._rest()
             return
         if not step.open:
-            step.begin()
+            self._begin_step()
         for layer in layers:
             if not step.needed[layer]:
                 step.need(layer)
         if step.polls:
             self._group.core.poll(self._local)
+
+    def _begin_step(self) -> None:
+        if self._survivor is not None:
+            self._survivor.begins()
+        self._step.begin()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward pass, with current weights. One training step may have several forward passes.
@@ -189,7 +194,7 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
                 step.written_by_module()
         if not step.open:
             self._check_parameters()
-            step.begin()
+            self._begin_step()
         if step.polls and step.recorder is None and self._looks():
             step.recorder = Recorder(self._layers)
             with step.recorder, _reason():
