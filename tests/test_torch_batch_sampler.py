@@ -116,7 +116,7 @@ def test_what_is_refused():
 
 def test_batches_without_a_step_do_not_begin_the_epoch_again():
     """Where ranks may die, `while sampler.left` would read all of it again, without end."""
-    survivor = SimpleNamespace(members=[0], steps=0, watch=lambda division: None, meet=lambda where: True)
+    survivor = SimpleNamespace(members=[0], heard={}, steps=0, watch=lambda division: None, meet=lambda where: True)
     model = SimpleNamespace(rank=0, size=1, _survivor=survivor)
     sampler = gg.torch.BatchSampler(range(10), 2, model, accumulate=2)
     assert len(list(sampler)) == 5

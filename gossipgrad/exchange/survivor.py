@@ -9,13 +9,11 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from gossipgrad import _core
+from gossipgrad.data.dealing import Dealing, furthest
 from gossipgrad.launch import agreement, joining, net, stall, surviving
-
-if TYPE_CHECKING:
-    from gossipgrad.data.division import Division
 
 Record = dict[str, Any]
 P = ParamSpec("P")
@@ -77,7 +75,9 @@ class Survivor:
         self._facts, self._give, self._take = dict(facts or {}), give, take
         self.members: list[int] = list(range(team.size))
         self.changes: list[Record] = []
-        self._divisions: weakref.WeakSet[Division] = weakref.WeakSet()
+        self._divisions: weakref.WeakSet[Dealing] = weakref.WeakSet()
+        self._hears = team.newcomer  # the divisions of the others
+        self.heard: dict[str, Dealing] = {}  # of a newcomer: those by keys, until it makes a Division of its own
         self._pending: list[Record] = []
         self._dealing = False
 
@@ -91,7 +91,7 @@ class Survivor:
         number = self.changes[-1]["view"] if self.changes else 0
         return View(number, tuple(self.members), self.team.rank, self.team.size, tuple(self.changes))
 
-    def watch(self, division: Division) -> None:
+    def watch(self, division: Dealing) -> None:
         """Deal this division's samples anew after each change."""
         self._divisions.add(division)
 
@@ -195,23 +195,47 @@ class Survivor:
 
     def _deal(self) -> None:
         """All divisions deal anew what is left, after all ranks have told how far they have been read."""
-        divisions = [one for one in self._divisions if one.lives]
-        own: dict[str, int] = {}
+        divisions = [one for one in self._divisions if one.lives] + list(self.heard.values())
+        own: dict[str, dict[str, int]] = {}
         for one in divisions:
-            own[one.key] = max(own.get(one.key, 0), one.asked())
-        kept: dict[str, int] = {}
-        for text in agreement.gather(self.team, json.dumps(own).encode(), "change of the view"):
-            for key, count in json.loads(text).items():
-                kept[key] = max(kept.get(key, 0), count)
+            own[one.key] = furthest(one.told(), own.get(one.key, {}))
+        told = self._gather({"hears": self._hears, "divisions": own})
+        of_all: dict[str, dict[str, int]] = {}
+        for text in told:
+            for key, numbers in text["divisions"].items():
+                of_all[key] = furthest(numbers, of_all.get(key, {}))
         changes, self._pending = self._pending, []
+        again = []
         for change in changes:
-            again = {}
-            for one in divisions:
-                again[one.key] = one.changed(change, kept[one.key])
-            told = {key: one for key, one in change.items() if key not in _INNER}
-            self.changes.append({**told, "trained_again": sum(again.values())})
+            again.append(sum({one.key: one.changed(change, of_all[one.key]) for one in divisions}.values()))
+        if any(text["hears"] for text in told):
+            again = self._hear(divisions, [text["divisions"] for text in told], again)
+        for change, samples in zip(changes, again, strict=True):
+            shown = {key: one for key, one in change.items() if key not in _INNER}
+            self.changes.append({**shown, "trained_again": samples})
         for change in self.changes[-len(changes) :]:
             self._on_view(change)
+
+    def _gather(self, own: Record) -> list[Record]:
+        texts = agreement.gather(self.team, json.dumps(own).encode(), "change of the view")
+        return [json.loads(text) for text in texts]
+
+    def _hear(self, divisions: list[Dealing], keys: list[Record], again: list[int]) -> list[int]:
+        """Newcomers hear the divisions of the others; of each key the lowest rank that has it tells.
+
+        Returns the samples that are trained again after each change.
+        """
+        rank = self.team.rank
+        tells = keys[rank].keys() - {key for lower in keys[:rank] for key in lower}
+        divisions = sorted(divisions, key=lambda one: one.told()["asked"])  # of equal ones the one that is read
+        own = {one.key: one.position() for one in divisions if one.key in tells}
+        for text in self._gather({"again": again, "divisions": own}):
+            if self._hears:
+                again = [max(samples, here) for samples, here in zip(text["again"][-len(again) :], again, strict=True)]
+                for key, position in text["divisions"].items():
+                    self.heard[key] = Dealing.heard(key, position, self.team, self)
+        self._hears = self._hears and bool(self._pending)  # else a rank has died, and may have told nothing
+        return again
 
 
 def collective(method: Callable[P, R]) -> Callable[P, R]:
