@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import gossipgrad as gg
 from gossipgrad import _core
 from gossipgrad.data.dealing import Dealing, furthest
+from gossipgrad.exchange import survivor as survivors
 
 
 class Rank:
@@ -101,6 +104,7 @@ class Group:
         self.number = len(ahead)  # of the next newcomer
         self.deaths = []  # (rank, its last step that counts), noticed at the next look
         self.joins = []  # newcomers' counts of batches that they read ahead
+        self.split = False
 
     def all(self, call):
         """Of all ranks; newcomers that come meanwhile make the same call."""
@@ -112,31 +116,42 @@ class Group:
         return found.pop()
 
     def look(self):
+        """All deaths and newcomers since the last look, in one change or, if it is split, two."""
         deaths, self.deaths, joins, self.joins = self.deaths, [], self.joins, []
         if not deaths and not joins:
             return False
-        change = {"died": [one.identity for one, _ in deaths], "last_steps": [last for _, last in deaths]}
-        change["made"] = [len(one.made) for one, _ in deaths]
-        lived = [one for one in self.ranks if one.identity not in change["died"]]
+        dead = [one for one, _ in deaths]
+        lived = [one for one in self.ranks if one not in dead]
         told = {}
         for one in lived:
             told = furthest(one.dealings()[0].told(), told)
         new = [Rank(self, self.number + i, ahead) for i, ahead in enumerate(joins)]
         self.number += len(new)
-        self.ranks = lived + new
-        change["ranks"] = [one.identity for one in self.ranks]
+        first, self.ranks = self.ranks + new, lived + new
+        changes = [self.change(first, []), self.change(self.ranks, deaths)] if self.split else []
         for one, last in deaths:
-            self.trained.update(sample for step in one.made[: last + 1] for sample in step)
-        again = {one.dealings()[0].changed(change, told) for one in lived}
+            self.trained.update(sample for step in one.made[: max(0, last + 1)] for sample in step)
+        found = set()
+        for one in lived:
+            again = [one.dealings()[0].changed(c, told) for c in changes or [self.change(self.ranks, deaths)]]
+            found.add(sum(again))
         lost = [Counter(sample for step in one.made[max(0, last + 1) :] for sample in step) for one, last in deaths]
         if self.arguments[1] > 1:
-            assert again == {sum(one.total() for one in lost)}
+            assert found == {sum(one.total() for one in lost)}
         teller = lived[0].dealings()[0]
         for one in new:
             one.made = [[]] * self.steps
             one.heard = {teller.key: Dealing.heard(teller.key, json.loads(json.dumps(teller.position())), one, one)}
         self.compare()
         return True
+
+    def change(self, ranks, deaths):
+        return {
+            "ranks": [one.identity for one in ranks],
+            "died": [one.identity for one, _ in deaths],
+            "last_steps": [last for _, last in deaths],
+            "made": [len(one.made) for one, _ in deaths],
+        }
 
     def compare(self):
         """All ranks know one position."""
@@ -181,6 +196,7 @@ def some_ranks(draw, group):
     if len(group.ranks) > 1 and draw.random() < 0.5:
         dead = draw.sample(group.ranks, draw.randint(1, len(group.ranks) - 1))
         group.deaths = [(one, len(one.made) - 1 - draw.randint(0, 2)) for one in dead]
+    group.split = draw.random() < 0.3
     if len(group.ranks) < 6 and draw.random() < 0.7:
         group.joins = [draw.choice([0, 1, 4]) for _ in range(draw.randint(1, 3))]
 
@@ -269,3 +285,240 @@ def test_unread_samples_are_told():
     with pytest.warns(UserWarning, match="epoch 0: .* batches of a rank were not read.*sampler.left"):
         division.set_epoch(1)
     assert len(division) == 10 and division.left == 10
+
+
+# samples, batch_size, drop_last; the sizes of the batches that a newcomer has for those that the others have read
+# ahead; samples read twice
+AHEAD = [
+    ((60, 3, False), [3, 3, 3, 3], 0),
+    ((60, 3, True), [3, 3, 3, 3], 0),
+    ((37, 3, False), [1, 2, 2, 2], 0),  # 7 samples are left
+    ((37, 3, True), [3, 3, 3, 3], 5),
+    ((30, 3, False), [1, 1, 1, 1], 4),  # none are
+    ((30, 3, True), [3, 3, 3, 3], 12),
+    ((10, 1, False), [1, 1, 1, 1], 4),
+    ((13, 1, False), [1, 1, 1, 1], 1),
+]
+
+
+@pytest.mark.parametrize("case, sizes, twice", AHEAD)
+def test_a_newcomer_has_as_many_batches_as_the_others_have_read_ahead(case, sizes, twice):
+    samples, batch, drop_last = case
+    group = Group([4, 4], samples, batch, drop_last=drop_last, seed=5)
+    steps = group.read()
+    next(steps), next(steps)
+    group.joins = [0]
+    group.look()
+    assert {one.dealings()[0].told()["trained"] for one in group.ranks} == {1}
+    read = {one.dealings()[0].told()["asked"] for one in group.ranks[:2]}
+    assert read == {5}
+    new = group.ranks[2]
+    assert not list(steps)[-1]
+    assert [len(step) for step in new.made[1:5]] == sizes
+    assert len({len(one.made) for one in group.ranks}) == 1
+    found = group.ended()
+    left_out = samples - len(found)
+    assert left_out <= (3 * batch - 1 if drop_last else 0)
+    assert found.total() - len(found) == twice and max(found.values()) <= 2
+
+
+def test_two_changes_before_a_newcomer_begins_end_no_loader():
+    group = Group([0], 30, 3, seed=5)
+    steps = group.read()
+    next(steps), next(steps)
+    for _ in range(2):
+        group.joins = [0]
+        group.look()
+    assert len(next(group.ranks[0].division._iteration)) == 3
+
+
+def test_a_newcomer_that_dies_leaves_what_it_has_not_trained():
+    group = Group([4, 4], 60, 3, seed=5)
+    steps = group.read()
+    for event in (lambda: None, lambda: None, lambda: group.joins.extend([0, 0])):
+        event()
+        group.look()
+        next(steps)
+    new = group.ranks[2:]
+    next(steps)  # the newcomers' first step
+    assert [len(one.made[1]) for one in new] == [3, 3]
+    group.deaths = [(new[0], 1), (new[1], 0)]  # of one it counts
+    group.look()
+    assert len(group.ranks) == 2
+    list(steps)
+    assert group.ended() == Counter(range(60))
+
+
+def test_the_last_batches_of_an_epoch():
+    """A newcomer that comes with the last step has no batch, and meets the others at the epoch's end."""
+    for ahead in (0, 3):
+        group = Group([ahead] * 2, 12, 3, seed=1)
+        steps = group.read()
+        for _ in range(4):
+            next(steps)
+        group.joins = [ahead, ahead]
+        group.look()
+        assert next(steps, None) is None and [one.division.left for one in group.ranks] == [0] * 4
+        assert all(one.division.epoch == 0 for one in group.ranks)
+        assert group.ended() == Counter(range(12))
+        for one in group.ranks:
+            one.division.set_epoch(1)
+        list(group.read())
+        assert group.ended() == Counter(range(12))
+
+
+def test_a_plain_loop_of_a_newcomer_that_comes_with_the_last_step():
+    """It has nothing to read in this epoch, and does not read the epoch again."""
+    group = Group([0], 6, 3, seed=1)
+    steps = group.read()
+    for _ in range(4):
+        next(steps)
+    group.joins = [0]
+    group.look()
+    new = group.ranks[1]
+    new.build()
+    assert list(new.division) == [] and new.division.left == 0
+
+
+def test_newcomers_while_nothing_is_read():
+    group = Group([0, 0], 25, 3, seed=1)
+    group.joins = [0]
+    group.look()  # before the first step
+    list(group.read())
+    assert [sum(map(len, one.made)) for one in group.ranks] == [9, 8, 8]
+    assert group.ended() == Counter(range(25))
+    group.joins = [0]
+    group.look()  # when all have met at the epoch's end
+    group.joins = [0]
+    group.look()  # before it has made its Division
+    new = group.ranks[3]
+    new.build()
+    assert new.division.epoch == 1
+    with pytest.raises(ValueError, match=r"epoch=0: .*joined .*in epoch 1; allowed: .*range\(division.epoch, epochs"):
+        new.division.set_epoch(0)
+    with pytest.raises(RuntimeError, match="Division.load_state_dict: this rank has joined .*exchange.view has no"):
+        new.division.load_state_dict(group.ranks[0].division.state_dict(0))
+    for epoch in (1, 2):
+        for one in group.ranks:
+            one.build()
+            one.division.set_epoch(epoch)
+        list(group.read())
+        assert group.ended() == Counter(range(25))
+
+
+def test_more_newcomers_than_samples():
+    group = Group([0], 3, 2, seed=1)
+    group.joins = [0, 0, 0]
+    group.look()
+    list(group.read())
+    assert [sum(map(len, one.made)) for one in group.ranks] == [1, 1, 1, 1]
+    assert set(group.ended()) == set(range(3))
+
+
+def test_newcomers_that_leave_no_full_batch_bring_a_warning():
+    group = Group([0], 3, 2, drop_last=True)
+    group.joins = [0]
+    group.look()
+    assert len(group.ranks[0].division) == 0
+    with pytest.warns(UserWarning, match="epoch 1: no batch: 3 samples on 2 ranks .*batch_size=2, drop_last=True"):
+        group.ranks[0].division.set_epoch(1)
+
+
+# ------------------------------------------------------------------------------------------------ what ranks tell
+
+
+class Process:
+    """A rank with a Survivor of its own, whose collective calls are a meeting of threads."""
+
+    def __init__(self, identity, members, newcomer=False):
+        self.identity, self.newcomer, self.kind, self.size = identity, newcomer, "net", len(members)
+        self.calls, self.step, self.told = 0, 2, []
+        self._survivor = survivors.Survivor(self, lambda: self, lambda change: None, self.told.append)
+        self._survivor.members = members
+
+    @property
+    def rank(self):
+        return self._survivor.members.index(self.identity)
+
+    def changed(self, change):
+        self._survivor.members, self.size = change["ranks"], len(change["ranks"])
+        self._survivor._pending.append(change)
+
+
+def change_of(ranks, died=()):
+    return {"view": 1, "ranks": ranks, "died": list(died), "last_steps": [1] * len(died), "made": [2] * len(died)}
+
+
+def deal_all(monkeypatch, processes, deaths):
+    """All deal until no change is pending. deaths: rank -> the gathering in which it dies."""
+    answers, lock = {}, threading.Lock()
+    meetings = {}
+
+    def meet(process):
+        living = [one for one in processes if deaths.get(one.identity, 99) >= process.calls]
+        with lock:
+            barrier = meetings.setdefault(process.calls, threading.Barrier(len(living)))
+        barrier.wait(30)
+
+    def gather(process, data, where):
+        process.calls += 1
+        lives = deaths.get(process.identity) != process.calls
+        answers[process.calls, process.identity] = data if lives else None
+        meet(process)
+        if not lives:
+            raise EOFError
+        members = process._survivor.members
+        found = {one: answers[process.calls, one] for one in members}
+        if None in found.values():
+            dead = [one for one in members if found[one] is None]
+            process.changed(change_of([one for one in members if one not in dead], dead))
+        return [one for one in found.values() if one is not None]
+
+    def deal(process):
+        try:
+            while process._survivor._pending:
+                process._survivor._deal()
+        except EOFError:
+            return None
+        return process._survivor
+
+    monkeypatch.setattr(survivors.agreement, "gather", gather)
+    with ThreadPoolExecutor(len(processes)) as pool:
+        return [one for one in pool.map(deal, processes) if one is not None]
+
+
+@pytest.mark.parametrize("deaths", [{}, {0: 1}, {0: 2}, {1: 2}, {3: 1}, {0: 2, 1: 3}])
+def test_newcomers_hear_of_all_divisions(monkeypatch, deaths):
+    """Of those of the ranks that live, when ranks die meanwhile."""
+    old = [Process(identity, [0, 1, 2]) for identity in range(3)]
+    kinds = {"batch_size": 3, "seed": 4}, {"batch_size": 2, "seed": 5}
+    divisions = {one: [gg.Division(60, ranks=one, **kind) for kind in kinds] for one in old}
+    for one in old:
+        reading = iter(divisions[one][0])
+        for _ in range(2):
+            next(reading)
+            divisions[one][0].stepped()
+        for _ in range((0, 2, 1)[one.identity]):  # read ahead
+            next(reading)
+    divisions[old[1]].append(gg.Division(30, 2, old[1]))  # one rank alone has it
+    new = [Process(3, [0, 1, 2, 3, 4], newcomer=True), Process(4, [0, 1, 2, 3, 4], newcomer=True)]
+    for one in [*old, *new]:
+        one.changed(change_of([0, 1, 2, 3, 4]))
+    lived = deal_all(monkeypatch, [*old, *new], deaths)
+    assert len(lived) == 5 - len(deaths)
+    ranks = [one for one in [*old, *new] if one._survivor in lived]
+    for one in ranks:
+        assert one.rank == ranks.index(one)
+        assert [len(change["ranks"]) for change in one._survivor.changes][-1] == len(ranks)
+        assert one._survivor.changes == one.told
+        assert [change["trained_again"] for change in one.told] == [
+            change["trained_again"] for change in ranks[0].told[-len(one.told) :]
+        ]
+    joined = [one for one in ranks if one in new]
+    assert all(len(one._survivor.heard) == 2 + (deaths.get(1, 9) > 2) for one in joined)
+    mine = [[gg.Division(60, ranks=one, **kind) for kind in kinds] for one in joined]
+    for place in range(2):
+        all_of = [divisions[one][place] for one in ranks if one in old] + [own[place] for own in mine]
+        assert len({json.dumps(one.position()) for one in all_of}) == 1
+        assert len({len(one) for one in all_of}) == 1
+    assert all(own[0]._trained() == 2 for own in mine)

@@ -86,6 +86,11 @@ class Division(Dealing):
             )
         self.epoch, self._divisions, self._rest = epoch, [], None
         self._divide()
+        if not len(self):
+            warn(
+                f"epoch {epoch}: no batch: {counted(self.samples, 'sample')} on {counted(self.size, 'rank')} with "
+                f"batch_size={self.batch_size}, drop_last=True. Allowed: a smaller batch_size, or drop_last=False"
+            )
 
     @property
     def left(self) -> int:
