@@ -201,6 +201,7 @@ def some_ranks(draw, group):
         group.joins = [draw.choice([0, 1, 4]) for _ in range(draw.randint(1, 3))]
 
 
+@pytest.mark.filterwarnings("ignore:.*no batch")
 @pytest.mark.parametrize("seed", range(150))
 def test_each_sample_counts_once_whoever_dies_and_joins(seed, repeated):
     draw = random.Random(seed)
@@ -493,13 +494,14 @@ def test_newcomers_hear_of_all_divisions(monkeypatch, deaths):
     old = [Process(identity, [0, 1, 2]) for identity in range(3)]
     kinds = {"batch_size": 3, "seed": 4}, {"batch_size": 2, "seed": 5}
     divisions = {one: [gg.Division(60, ranks=one, **kind) for kind in kinds] for one in old}
+    loaders = {one: iter(divisions[one][0]) for one in old}
+    read = []
     for one in old:
-        reading = iter(divisions[one][0])
         for _ in range(2):
-            next(reading)
+            read += next(loaders[one])
             divisions[one][0].stepped()
-        for _ in range((0, 2, 1)[one.identity]):  # read ahead
-            next(reading)
+        for _ in range((0, 2, 1)[one.identity]):  # ahead
+            read += next(loaders[one])
     divisions[old[1]].append(gg.Division(30, 2, old[1]))  # one rank alone has it
     new = [Process(3, [0, 1, 2, 3, 4], newcomer=True), Process(4, [0, 1, 2, 3, 4], newcomer=True)]
     for one in [*old, *new]:
@@ -522,3 +524,6 @@ def test_newcomers_hear_of_all_divisions(monkeypatch, deaths):
         assert len({json.dumps(one.position()) for one in all_of}) == 1
         assert len({len(one) for one in all_of}) == 1
     assert all(own[0]._trained() == 2 for own in mine)
+    for loader in [*loaders.values(), *(iter(own[0]) for own in mine)]:
+        read += [sample for batch in loader for sample in batch]
+    assert deaths or Counter(read) == Counter(range(60))
