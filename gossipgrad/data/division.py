@@ -1,5 +1,5 @@
-"""The samples of an epoch for a loop of the caller's own: each counts once, on any number of ranks, and when ranks
-die."""
+"""The samples of an epoch for a loop of the caller's own: each counts once, on any number of ranks, when ranks die
+and when new ones join."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Division(Dealing):
     """This rank's batches of sample numbers, for a loop of your own around an Exchange.
 
         division = gg.Division(len(x), 32, exchange)
-        for epoch in range(3):
+        for epoch in range(division.epoch, 3):
             division.set_epoch(epoch)
             for batch in division:
                 exchange.step(gradients_of(exchange.weights, x[batch], y[batch]))
@@ -35,7 +35,11 @@ class Division(Dealing):
     keeps the batches that it has been given: what a DataLoader with workers has read ahead is still trained, by the
     same rank. `left` then tells if the epoch has more batches after the loader's end.
 
-    ValueError: a batch larger than the smallest rank's part.
+    A new rank makes its Division with the same arguments, and begins where the others are: `epoch` is theirs. For the
+    batches that they have read ahead it has as many of its own: smaller ones if few samples are left, and at least one
+    sample in each. With drop_last these are full. Some samples are then read twice.
+
+    ValueError: a batch larger than the smallest rank's part; on a new rank, an epoch before the others'.
     """
 
     def __init__(

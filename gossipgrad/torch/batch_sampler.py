@@ -12,7 +12,13 @@ class BatchSampler(Division, torch.utils.data.Sampler):  # type: ignore[misc]
 
         sampler = gg.torch.BatchSampler(data, 64, model)  # samples, batch_size, ranks
         loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+        for epoch in range(sampler.epoch, epochs):
+            sampler.set_epoch(epoch)
+            while sampler.left:
+                for x, y in loader:
+                    loss(model(x), y).backward()
+                    model.step()
 
-    Under `no_sync` accumulate= is the number of passes of a step. Where ranks may die (run --survive), write
-    `while sampler.left:` around the loop over the loader.
+    Under `no_sync` accumulate= is the number of passes of a step. Where no rank dies (run without --survive), `while
+    sampler.left` is not needed.
     """
