@@ -271,6 +271,8 @@ class Job:
         end = time.time()
         (self.folder / "stop").touch()
         problems = self.end()
+        if "Traceback" in (said := self.said()):
+            problems.append(f"a rank has failed by itself\n{said}")
         found = Run(read(self.folder), done, begin, end, problems)
         shutil.rmtree(self.folder)
         return found
