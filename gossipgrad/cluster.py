@@ -319,8 +319,6 @@ def make_team(
             )
         failure.guard()
         net.connect(timeout)
-        if error is not None and net.is_new():  # nobody waits for it
-            raise error
         return _core.Team("net", timeout=timeout, survives=survives, **links)
     launched = origin.launcher_world_size() or 0
     handle: dict[str, Any] = {}

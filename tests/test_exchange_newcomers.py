@@ -61,16 +61,17 @@ for wrong in mine.get("wrong", []):
 if "wrong" in mine: raise SystemExit(1)
 x = made(network=network)
 if me >= 3: say(rank=x.rank, size=x.size, steps=x.steps, lr=x.learning_rate, changes=x.view.changes)
-while x.view.epoch < case["until"] or x.steps < 10:
+while x.view.epoch < case["until"] or x.steps < x.view.changes[-1]["step"] + 5:
     if mine.get("at") == x.steps: os.kill(os.getpid(), signal.SIGKILL)
     if x.steps == 2: x.learning_rate = 0.05
     if me == 0 and x.steps > 3 and x.view.epoch == 1 and "late" in case:
         while not (here / "new").exists(): time.sleep(0.01)
-        time.sleep(0.05)  # the newcomer is ready while the others wait for this rank, in the collective call
+        time.sleep(0.05)  # the newcomer is ready while the others wait for this rank, in step(samples=1)
     else:
         time.sleep(0.01)
-    x.consensus_distance()
-    x.step({"w": np.full(40, 1.0 + me), "v": x.weights["v"]})
+    x.gradients["w"], x.gradients["v"] = np.full(40, 1.0 + me), x.weights["v"]
+    x.step(samples=1)
+    x.consensus_distance()  # the newcomer, which begins with a step, makes it as well
 say(end=x.view.members, distance=x.consensus_distance())
 x.close()
 """

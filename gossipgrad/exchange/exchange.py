@@ -128,7 +128,7 @@ class Replica:
 
     def begin(self, samples: Sequence[int] | None = None) -> None:
         """Begin a step. samples: of every rank of the group in this step, if they differ."""
-        self._exchange._begins(True)
+        self._exchange._begins()
         self._exchange._rates_known(self._local)
         self._exchange.core.begin(self._local, samples)
 
@@ -164,7 +164,7 @@ class Replica:
         self, gradients: Mapping[str, Any] | None = None, *, samples: Sequence[int] | None = None, check: bool = True
     ) -> None:
         """Exchange.step for this rank: in run, where each rank makes its own. samples: as for begin."""
-        self._exchange._begins(gradients is None)
+        self._exchange._begins()
         self._write(gradients)
         self._exchange._rates_known(self._local)
         self._exchange.core.whole_step(self._local, samples, check)
@@ -437,7 +437,7 @@ class Exchange:
         Every rank makes the same steps. ValueError for names and shapes, TypeError for dtypes. An error about samples=
         is raised on all ranks, and nothing is done.
         """
-        self._begins(gradients is None)
+        self._begins()
         if gradients is not None:
             given = [gradients] if isinstance(gradients, Mapping) else list(gradients)
             if len(given) != len(self._replicas):
@@ -619,15 +619,10 @@ class Exchange:
 
     # ---- within
 
-    def _begins(self, written: bool) -> None:
-        """Before a step: new ranks may join. written: the gradients are there, which a change would set to zero."""
-        one = self._survivor
-        if one is None or not one.grows:
-            return
-        kept = [{name: array.copy() for name, array in each.gradients.items()} for each in self._replicas if written]
-        if one.begins():
-            for replica, gradients in zip(self._replicas, kept, strict=False):
-                replica._write(gradients)
+    def _begins(self) -> None:
+        """Before a step: new ranks may join. Written gradients stay."""
+        if self._survivor is not None:
+            self._survivor.begins()
 
     def _look(self) -> None:
         """After a step: go on without ranks that have died, and with new ones."""

@@ -38,18 +38,12 @@ _connected = False
 
 
 _may_grow = False
-_new = False
 _first = 0
 
 
 def may_grow() -> bool:
     """True if processes that are started later may join the ranks."""
     return _may_grow
-
-
-def is_new() -> bool:
-    """True if this process was started later than the first ranks."""
-    return _new
 
 
 def first_size() -> int:
@@ -59,7 +53,7 @@ def first_size() -> int:
 
 def connect(timeout: float = 0.0) -> None:
     """Make this process's links, once. timeout: seconds to wait for ranks of other nodes; 0: for ever."""
-    global _connected, _may_grow, _new, _first
+    global _connected, _may_grow, _first
     if _connected:
         return
     facts = json.loads(origin.variable(origin.NET))
@@ -69,7 +63,6 @@ def connect(timeout: float = 0.0) -> None:
     rank, nodes = facts["rank"], facts["nodes"]
     _first = facts["members"]
     _may_grow = _first < facts["size"]
-    _new = rank >= _first
     sockets = [-1] * facts["size"]
     try:
         if facts["listener"] >= 0:
