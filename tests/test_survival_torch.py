@@ -34,7 +34,7 @@ class Net(torch.nn.Module):
         self.frozen = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
     def forward(self, x):
         self.mine += 1 + me
-        self.norm(x.sum(dim=1, keepdim=True) + torch.rand(len(x), 1))
+        self.norm((x + torch.rand_like(x)).reshape(-1, 1))
         return self.w(x)
 
 def state(model):
