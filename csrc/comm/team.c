@@ -133,7 +133,7 @@ static gg_status make_first_members(gg_team *team, const gg_net *net) {
     if (gg_net_rank(net) >= count)
         GG_FAIL_CLEANUP(GG_ERROR_STATE,
                         "a newcomer makes a group that others cannot join; allowed: a Trainer, whose fit "
-                        "joins the others, and an Exchange");
+                        "joins the others, an Exchange, and a wrapped module");
     GG_TRY_CLEANUP(gg_calloc((size_t)count, sizeof *first, "members", &first));
     for (int i = 0; i < count; ++i) first[i] = i;
     GG_TRY_CLEANUP(make_members(team, first, count));

@@ -70,7 +70,7 @@ def wrap(
     compression, seed, timeout, network, trace   as of gossipgrad.Trainer. With timeout= a rank that does not come, for
                  example because it skipped a step, is an error on those that wait.
     on_view      called with the wrapped model and the change after ranks have died, or new ones have joined (run
-                 --survive).
+                 --survive). On a new rank before wrap returns.
 
     Options of a Trainer alone are refused: shuffle_samples and dedicated of strategies, schedules with total="auto",
     which need a number of steps here, and Plateau; set model.learning_rate in place of it.
