@@ -116,6 +116,24 @@ if case.get("close", True):
 )
 
 
+BESIDE = (
+    COMMON
+    + """
+team = gg.Team()
+x = gg.Exchange({"w": np.zeros(samples)}, strategy=strategy)
+for step in range(9):
+    at(step)
+    if me == 1 and step == 6:
+        try:
+            team.barrier()
+        except gg.PeerError as error:
+            print(json.dumps({"error": str(error)}))
+    x.step({"w": np.zeros(samples, np.float32)})
+x.close()
+"""
+)
+
+
 @pytest.fixture
 def survive(tmp_path):
     """survive(script, ranks, case) -> (what the lowest rank printed, stderr)."""
@@ -192,6 +210,12 @@ def test_an_error_of_all_ranks_ends_all(survive):
 def test_an_error_that_all_raise_together_ends_all(survive):
     found, errors = survive(EXCHANGE, 2, {"deaths": [], "all": 5}, code=1)
     assert found is None and "'w' has shape" in errors and "on\n" not in errors
+
+
+def test_a_team_beside_an_exchange_says_that_it_does_not_go_on(survive):
+    """Rank 2 waits in the change of the view for rank 1, which waits in a barrier for rank 2."""
+    found, _ = survive(BESIDE, 3, {"deaths": [(0, 5, "kill")]})
+    assert "rank 0 has died, and a gg.Team does not go on without it" in found["error"]
 
 
 def test_one_object_of_a_process_goes_on(survive):

@@ -25,6 +25,7 @@ struct gg_team {
     gg_link link;
     gg_transport *net;     /* of kind net, without a slow network around it; owned by `transport` */
     gg_views *views;       /* NULL means that the ranks never change */
+    gg_views *deaths;      /* gg_team_fail_on_death's; NULL means that it was not called */
     int ranks;             /* with views: identities */
     gg_transport **member; /* with views: one a local rank that lives, in the view's order; then those of the dead and
                               of newcomers */
@@ -167,6 +168,26 @@ cleanup:
     return status;
 }
 
+static gg_status look_for_deaths(void *context) {
+    const gg_team *team = context;
+    const gg_view *view = team->deaths->table->view(team->deaths);
+    const int *dead, count = team->deaths->table->dead(team->deaths, &dead);
+    int died = count > 0 ? dead[0] : team->size;
+    for (int i = 0; i < died && view->members > 0; ++i)
+        if (i >= view->members || view->member[i] != i) died = i;
+    if (died >= team->size) return GG_OK; /* a newcomer */
+    return gg_fail(
+        GG_ERROR_PEER,
+        "rank %d: rank %d has died, and a gg.Team does not go on without it; allowed: collective calls of the "
+        "Exchange, wrapped module or Trainer that does",
+        gg_team_rank(team), died);
+}
+
+void gg_team_fail_on_death(gg_team *team, gg_views *views) {
+    team->deaths = views;
+    gg_net_transport_look(team->net, look_for_deaths, team);
+}
+
 gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **out) {
     gg_status status = GG_OK;
     gg_team *team = NULL;
@@ -194,6 +215,7 @@ void gg_team_release(gg_team *team) {
     if (team->cluster != NULL) gg_virtual_destroy(team->cluster);
     gg_transport_destroy(team->transport); /* which may look at the views */
     if (team->views != NULL) team->views->table->destroy(team->views);
+    if (team->deaths != NULL) team->deaths->table->destroy(team->deaths);
     gg_free(team->member);
     gg_free(team->place);
     gg_free(team->dead);

@@ -22,6 +22,9 @@ gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_networ
  * freed with the team, also on failure: ranks may die. NULL means that a death ends all. A newcomer is alone, its rank
  * its identity, until it joins; GG_ERROR_STATE without views. Collective. */
 gg_status gg_team_create_net(gg_net *net, const gg_network *network, double timeout, gg_views *views, gg_team **out);
+/* Waits of more than a second fail with GG_ERROR_PEER when a rank of this group has died. views: as above, with which
+ * others go on. The group is of kind net, and was made without. */
+void gg_team_fail_on_death(gg_team *team, gg_views *views);
 gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **out);
 void gg_team_retain(gg_team *team);
 void gg_team_release(gg_team *team); /* the last release destroys; NULL is a no-op */

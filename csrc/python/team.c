@@ -111,10 +111,12 @@ static int py_team_make(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (choice == 1 && status == GG_OK)
         status = gg_team_create_mpi(handle == Py_None, fortran, slow ? network : NULL, timeout, &t->team);
     if (choice == 2) status = gg_team_create_virtual(&options, &t->team);
-    if (choice == 3 && survives && views_memory != NULL)
+    if (choice == 3 && views_memory != NULL)
         status = gg_view_pages_open(views_memory, gg_net_size(links), gg_net_rank(links), &views);
     if (choice == 3 && status == GG_OK)
-        status = gg_team_create_net(links, slow ? network : NULL, timeout, views, &t->team);
+        status = gg_team_create_net(links, slow ? network : NULL, timeout, survives ? views : NULL, &t->team);
+    if (!survives && views != NULL && status == GG_OK) gg_team_fail_on_death(t->team, views);
+    else if (!survives && views != NULL) views->table->destroy(views);
     Py_END_ALLOW_THREADS;
     PyMem_Free(deaths);
     PyMem_Free(joins);

@@ -16,6 +16,7 @@
 #include "comm/net/net.h"
 #include "comm/net/net_private.h"
 #include "comm/team.h"
+#include "comm/view_pages.h"
 #include "comm/virtual/virtual.h"
 #include "comm_cases.h"
 #include "late_device.h"
@@ -605,6 +606,29 @@ static void measure(gg_net *net, const job *j) {
     gg_transport_destroy(t);
 }
 
+static void *pages; /* of views, shared by the ranks */
+static gg_view_keeper *keeper;
+
+/* A group without survival, where ranks may die: a wait for a rank that lives ends when another has died, because the
+ * first may be in the change of the view, which waits for this one. */
+static void death_elsewhere(gg_net *net, const job *j) {
+    gg_team *team = NULL;
+    gg_views *views = NULL;
+    char byte = 0;
+    CHECK_OK(gg_view_pages_open(pages, j->size + 1, gg_net_rank(net), &views)); /* one may join */
+    CHECK_OK(gg_team_create_net(net, NULL, PATIENCE, NULL, &team));
+    gg_team_fail_on_death(team, views);
+    gg_transport *t = gg_team_transport(team, 0);
+    if (t->rank == 2) CHECK_OK(gg_view_keeper_died(keeper, 2));
+    if (t->rank == 0) {
+        CHECK_FAILS(gg_transfer(t, &byte, 1, 1, 0), GG_ERROR_PEER,
+                    "rank 0: rank 2 has died, and a gg.Team does not go on");
+        CHECK(write(gate[1], "x", 1) == 1);
+    }
+    if (t->rank == 1) CHECK(read(gate[0], &byte, 1) == 1);
+    gg_team_release(team);
+}
+
 int main(int argc, char **argv) {
     const size_t ring = 8192, heap = (size_t)64 << 20;
     if (argc > 1 && strcmp(argv[1], "measure") == 0) {
@@ -624,6 +648,11 @@ int main(int argc, char **argv) {
         run_job(&(job){3, per_node, ring, heap, 1}, death);
         run_job(&(job){2, per_node, ring, heap, -1}, garbage);
     }
+    pages = mmap(NULL, gg_view_pages_bytes(4), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK_OK(gg_view_keeper_create(pages, 3, 4, 1, &keeper));
+    run_job(&(job){3, 2, ring, heap, -1}, death_elsewhere);
+    gg_view_keeper_destroy(keeper);
+    CHECK(munmap(pages, gg_view_pages_bytes(4)) == 0);
     run_job(&(job){2, 2, ring, heap, -1}, timeouts);
     run_job(&(job){2, 2, ring, heap, -1}, memory);
     test_options();

@@ -57,6 +57,9 @@ gg_status gg_net_transport_create(gg_net *net, double timeout, gg_transport **ou
 /* From here on a rank that is gone has died: requests of it are LOST (comm/transport.h). watch: called in each round of
  * a wait, with the steps that this rank has begun. */
 void gg_net_transport_survive(gg_transport *transport, gg_status (*watch)(void *context, int64_t begun), void *context);
+/* Without survival: a wait that takes more than GG_NET_GRACE calls `look` in each round, and ends with its error.
+ * Shorter waits may be for messages that are on their way. */
+void gg_net_transport_look(gg_transport *transport, gg_status (*look)(void *context), void *context);
 /* gg_net_admit of its links. */
 gg_status gg_net_transport_admit(gg_transport *transport);
 /* The view says that this rank has died. Until then requests of a rank of another node stay pending, though its socket

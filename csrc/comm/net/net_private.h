@@ -57,6 +57,9 @@ _Static_assert(sizeof(gg_net_link) <= sizeof((gg_request *)0)->private_, "gg_net
 
 static inline gg_net_link *gg_net_link_of(gg_request *request) { return (gg_net_link *)request->private_; }
 
+/* Seconds: a rank that fails closes its sockets before its starter, which ends all and tells why, has reaped it. */
+#define GG_NET_GRACE 1.0
+
 /* Another rank. */
 typedef struct gg_net_peer {
     int rank, place; /* place -1: of another node */

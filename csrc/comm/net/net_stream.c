@@ -9,8 +9,6 @@
 #include "base/clock.h"
 #include "comm/net/net_private.h"
 
-/* Seconds: a rank that fails closes its sockets before its starter, which ends all and tells why, has reaped it. */
-#define GRACE 1.0
 #define SOCKET_MAX ((size_t)1 << 30) /* bytes of a call */
 
 /* ---- rings ---- */
@@ -52,7 +50,7 @@ void gg_net_lose(gg_net *net, gg_net_peer *peer) {
     peer->gone = true;
     peer->fails_at = gg_clock_now();
     if (peer->socket < 0) return;
-    peer->fails_at += GRACE;
+    peer->fails_at += GG_NET_GRACE;
     (void)epoll_ctl(net->poll, EPOLL_CTL_DEL, peer->socket, NULL);
     close(peer->socket);
     peer->socket = -1;

@@ -13,6 +13,8 @@ typedef struct net_transport {
     gg_net *net;
     gg_net_channel channel;
     gg_status (*watch)(void *context, int64_t begun); /* gg_net_transport_survive's; NULL means that it has not */
+    gg_status (*look)(void *context);                 /* gg_net_transport_look's; NULL likewise */
+    double waits_since;                               /* with a look */
     void *context;
     bool trains;   /* gg_net_transport_train */
     int64_t begun; /* steps */
@@ -92,12 +94,16 @@ static gg_status net_receive(gg_transport *transport, void *landing, size_t capa
     return GG_OK;
 }
 
-static bool fails(const gg_net_peer *peer) { return peer->gone && gg_clock_now() >= peer->fails_at; }
+/* With a look the rank's death may be told yet. */
+static bool fails(gg_transport *transport, const gg_net_peer *peer) {
+    return peer->gone && gg_clock_now() >= peer->fails_at + (net_of(transport)->look != NULL ? GG_NET_GRACE : 0);
+}
 
 /* The error of a wait for a rank that is gone, with both numbers of steps if they are known. */
 static gg_status fail_gone(gg_transport *transport, const gg_net_peer *peer) {
     const gg_net *net = net_of(transport)->net;
     char steps[96] = "";
+    if (net_of(transport)->look != NULL) GG_TRY(net_of(transport)->look(net_of(transport)->context));
     if (peer->place >= 0) {
         const gg_net_board *own = gg_net_board_of(net, net->place), *theirs = gg_net_board_of(net, peer->place);
         const int64_t number = net_of(transport)->channel.number;
@@ -143,13 +149,14 @@ static gg_status net_test(gg_transport *transport, gg_request *request, bool *do
         *done = gg_net_is_done(net, request, link);
     }
     if (!*done && net_of(transport)->watch != NULL) {
-        if (!has_died(peer)) return !net_of(transport)->trains && fails(peer) ? fail_gone(transport, peer) : GG_OK;
+        if (!has_died(peer))
+            return !net_of(transport)->trains && fails(transport, peer) ? fail_gone(transport, peer) : GG_OK;
         gg_net_cancel(net, peer, request);
         request->state = GG_REQUEST_LOST;
         *done = true;
         return GG_OK;
     }
-    if (!*done) return fails(peer) ? fail_gone(transport, peer) : GG_OK;
+    if (!*done) return fails(transport, peer) ? fail_gone(transport, peer) : GG_OK;
     if (request->state == GG_REQUEST_RECEIVING) return net_arrived(transport, peer, request);
     request->state = GG_REQUEST_IDLE;
     return GG_OK;
@@ -170,7 +177,9 @@ static gg_status net_pause_round(gg_transport *transport, int round, gg_request 
     if (round % GG_HALT_LISTEN_ROUNDS == GG_HALT_LISTEN_ROUNDS - 1) GG_TRY(gg_halt_listen(net_of(transport)->halt));
     gg_clock_back_off(round < net->quiet ? round : net->quiet); /* the next piece of a message comes soon */
     if (net->quiet < 2 * GG_CLOCK_YIELDS) net->quiet++;         /* more make no longer sleep */
-    const net_transport *own = net_of(transport);
+    net_transport *own = net_of(transport);
+    if (own->look != NULL && round == 0) own->waits_since = gg_clock_now();
+    if (own->look != NULL && gg_clock_now() - own->waits_since > GG_NET_GRACE) GG_TRY(own->look(own->context));
     return own->watch != NULL ? own->watch(own->context, own->begun) : GG_OK;
 }
 
@@ -184,7 +193,8 @@ static int net_dead(gg_transport *transport, int rank) {
 static gg_status net_check_peer(gg_transport *transport, int peer) {
     GG_TRY(gg_net_progress(net_of(transport)->net));
     for (int rank = 0; rank < transport->size; ++rank)
-        if ((peer < 0 || peer == rank) && net_of(transport)->watch == NULL && fails(peer_of(transport, rank)))
+        if ((peer < 0 || peer == rank) && net_of(transport)->watch == NULL &&
+            fails(transport, peer_of(transport, rank)))
             return fail_gone(transport, peer_of(transport, rank));
     return GG_OK;
 }
@@ -237,6 +247,11 @@ static const gg_transport_table tables[] = {TABLE(false), TABLE(true)};
 void gg_net_transport_survive(gg_transport *transport, gg_status (*watch)(void *context, int64_t begun),
                               void *context) {
     net_of(transport)->watch = watch;
+    net_of(transport)->context = context;
+}
+
+void gg_net_transport_look(gg_transport *transport, gg_status (*look)(void *context), void *context) {
+    net_of(transport)->look = look;
     net_of(transport)->context = context;
 }
 
