@@ -28,6 +28,7 @@ class FakeTrainer:
         self.stop, self.history, self.validating, self.saved = False, history_of([]), True, []
         self.record_names = ["train_loss", "validation.loss", "validation.accuracy"]
         self.said, self.failed, self.epoch, self.fit_began, self.resumed = [], False, 0, 0, False
+        self.may_grow = False
         self.rank, self.team = 0, SimpleNamespace(kind="single", size=1, local=1, rank=0)
 
     def save(self, path):
