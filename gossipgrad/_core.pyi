@@ -109,7 +109,8 @@ class Team:
         survives: bool = False,
         joins: list[int] | None = None,
     ) -> Team:
-        """survives: of a net whose ranks may die (net_start): the caller goes on without them.
+        """survives: of a net whose ranks may die (net_start): the caller goes on without them. Otherwise a call that waits
+        for more than a second raises PeerError when one has died.
 
         deaths: of virtual ranks: rank, step, messages sent in it before. detect: seconds until the others know.
         joins: the step from which each newcomer, a virtual rank beyond `size`, is ready; ascending.
