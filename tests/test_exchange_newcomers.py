@@ -51,14 +51,16 @@ def made(**options):
 
 if me >= 3: (here / "new").touch()
 network = gg.Network(latency=1e-5) if "slow" in case else None
-for wrong in mine.get("wrong", []):
-    try:
-        made(**wrong)
-    except ValueError as error:
-        say(error=str(error))
-        del error
+if "second" in case and me < 3:
+    made().close()
+if "wrong" in mine:
+    for wrong in mine["wrong"]:
+        try:
+            made(**wrong)
+        except ValueError as error:
+            say(error=str(error))
     gc.collect()
-if "wrong" in mine: raise SystemExit(1)
+    raise SystemExit(1)
 x = made(network=network)
 if me >= 3: say(rank=x.rank, size=x.size, steps=x.steps, lr=x.learning_rate, changes=x.view.changes)
 while x.view.epoch < case["until"] or x.steps < x.view.changes[-1]["step"] + 5:
@@ -122,3 +124,19 @@ def test_a_donor_dies_before_the_copy_is_whole(respawn):
     joined = {line["me"]: line["change"] for line in of(lines, "change") if line["change"]["joined"]}
     assert joined[2]["died"] == joined[3]["died"] == [0] and joined[2]["joined"] == joined[3]["joined"] == [3]
     assert joined[2]["ranks"] == [2, 3] and {line["alike"][0] for line in of(lines, "alike")} == {2}
+
+
+def test_other_options_are_refused(respawn):
+    """The newcomer is in another loop of its script. It dies before it has its state, and the others go on."""
+    own = {"1": {"at": 3}, "3": {"wrong": [{"seed": -1}, {}]}}
+    case = {"own": own, "strategy": "gg.PullGossip()", "until": 3, "second": True}
+    lines, errors = respawn(case, 1)
+    assert [line["error"] for line in of(lines, "error")] == [
+        "seed=-1: allowed: an integer of at least 0",
+        "this newcomer cannot join: it has made 1 of its script's groups of ranks, the others 2; allowed: the first "
+        "training of a script",
+    ]
+    assert "rank 3 ended with exit code 1: 2 ranks go on" in errors
+    assert [line["end"] for line in of(lines, "end")] == [[0, 2]] * 2
+    late = [line["change"] for line in of(lines, "change") if line["view"] > 1]
+    assert [(change["ranks"], change["died"], change["joined"]) for change in late] == [([0, 2], [], [])] * 2

@@ -32,6 +32,7 @@ struct gg_team {
     int *place;            /* with views: of each rank of the cluster in the view; -1 means none */
     int *dead;             /* with views: the dead as numbers of this view */
     int *donor;            /* with views: gg_team_donor of each rank of the view */
+    int giver;             /* a newcomer: identity of its donor */
     int64_t number;        /* with views: of the view that changes */
     bool grows;            /* new ranks may join */
     bool running;          /* with views: between gg_team_view_begin and gg_team_view_end */
@@ -505,6 +506,7 @@ gg_status gg_team_change_view(gg_team *team) {
     team->newcomer = false;
     team->taken = view->number;
     for (int i = 0; i < view->members; ++i) team->donor[i] = place_in(view, view->donor[i]);
+    if (team->net != NULL) team->giver = view->donor[place_in(view, team->net->rank)];
     for (int rank = 0; rank < team->ranks; ++rank) team->place[rank] = -1;
     for (int i = 0; i < view->members; ++i) {
         if (!move_to(team, view->member[i], living)) continue;
@@ -535,6 +537,32 @@ gg_status gg_team_await_member(gg_team *team, double seconds, bool *member) {
 int64_t gg_team_taken(const gg_team *team) { return team->taken; }
 
 int gg_team_donor(const gg_team *team, int rank) { return team->donor[rank]; }
+
+gg_status gg_team_greet(gg_team *team, int rank) {
+    return team->net != NULL ? gg_net_transport_greet(team->net, current(team)->member[rank]) : GG_OK;
+}
+
+gg_status gg_team_await_greeting(gg_team *team) {
+    const int64_t own = gg_net_transport_channel(team->net), start = current(team)->start;
+    for (int round = 0;; ++round) {
+        const int *dead;
+        gg_phase phase;
+        int64_t number, goal;
+        GG_TRY(gg_net_transport_hear_greeting(team->net, team->giver, &number));
+        if (number == own) return GG_OK;
+        if (number >= 0)
+            return gg_fail(GG_ERROR_ARGUMENT,
+                           "this newcomer cannot join: it has made %lld of its script's groups of ranks, the others "
+                           "%lld; allowed: the first training of a script",
+                           (long long)own + 1, (long long)number + 1);
+        GG_TRY(team->views->table->look(team->views, -1, start, &phase, &goal));
+        bool lost = current(team)->number != team->taken;
+        for (int i = team->views->table->dead(team->views, &dead) - 1; i >= 0; --i)
+            lost = lost || dead[i] == team->giver;
+        if (lost) return gg_fail(GG_ERROR_PEER, "rank %d, a donor, has died", team->giver);
+        GG_TRY(wait_round(team->member[0], round));
+    }
+}
 
 static bool all_whole(const gg_view *view) {
     for (int i = 0; i < view->members; ++i)

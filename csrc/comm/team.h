@@ -107,6 +107,11 @@ gg_status gg_team_copied(gg_team *team, int local);
  * it while it has no state. */
 int64_t gg_team_taken(const gg_team *team);
 int gg_team_donor(const gg_team *team, int rank);
+/* A donor greets a newcomer before it gives its state; the newcomer, of its own process, waits for the greeting.
+ * GG_ERROR_ARGUMENT if their groups differ, because their scripts have made other numbers of them: no message of the
+ * one reaches the other. GG_ERROR_PEER if the donor has died. */
+gg_status gg_team_greet(gg_team *team, int rank);
+gg_status gg_team_await_greeting(gg_team *team);
 /* True if all newcomers of the view have a state. Before that nobody makes a step. */
 bool gg_team_is_whole(const gg_team *team);
 /* Waits until all newcomers of the view have it. *whole: false if a rank has died before: the view changes again. */

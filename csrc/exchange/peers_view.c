@@ -130,7 +130,10 @@ gg_status gg_peers_give(gg_peers *p, const char *text, size_t bytes, bool *whole
     gg_handover given = {.text = (char *)text, .bytes = bytes};
     given.linked = gg_team_known_link(p->team, &given.link);
     for (int i = 0; i < gg_team_size(p->team) && p->local == 1; ++i)
-        if (gg_team_donor(p->team, i) == gg_team_rank(p->team)) GG_TRY(gg_exchange_give(p->exchange[0], i, &given));
+        if (gg_team_donor(p->team, i) == gg_team_rank(p->team)) {
+            GG_TRY(gg_team_greet(p->team, i));
+            GG_TRY(gg_exchange_give(p->exchange[0], i, &given));
+        }
     return gg_team_await_whole(p->team, whole);
 }
 
@@ -139,6 +142,7 @@ static int own_donor(const gg_peers *p) { return gg_team_donor(p->team, gg_team_
 gg_status gg_peers_hear(gg_peers *p, const char **text, size_t *bytes) {
     if (p->held == NULL) GG_TRY(gg_exchange_hold(p->exchange[0], &p->held));
     GG_TRY(gg_team_change_view(p->team));
+    GG_TRY(gg_team_await_greeting(p->team));
     gg_handover_free(&p->heard);
     GG_TRY(gg_exchange_hear(p->exchange[0], own_donor(p), gg_team_taken(p->team), 0, &p->heard));
     *text = p->heard.text;

@@ -148,7 +148,10 @@ gg_status gg_trainer_give(const gg_trainer_change *c, int local) {
     gg_handover given = t->given;
     given.linked = gg_team_known_link(t->team, &given.link);
     for (int i = 0; i < gg_team_size(t->team); ++i)
-        if (gg_team_donor(t->team, i) == own) GG_TRY(gg_replica_give(t->replica[local], i, &given, &t->inherited));
+        if (gg_team_donor(t->team, i) == own) {
+            GG_TRY(gg_team_greet(t->team, i));
+            GG_TRY(gg_replica_give(t->replica[local], i, &given, &t->inherited));
+        }
     return GG_OK;
 }
 
@@ -185,6 +188,7 @@ gg_status gg_trainer_hear(gg_trainer *t, const char **text, size_t *bytes) {
     gg_replica *r = t->replica[0];
     if (r->held == NULL) GG_TRY(gg_replica_hold(r));
     GG_TRY(gg_team_change_view(t->team));
+    GG_TRY(gg_team_await_greeting(t->team));
     gg_trainer_place_seconds(t);
     gg_handover_free(&t->heard);
     GG_TRY(gg_replica_hear(r, donor_of(t, 0), gg_team_taken(t->team), &t->heard));

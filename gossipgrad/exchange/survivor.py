@@ -107,11 +107,15 @@ class Survivor:
         """
         if not self.team.newcomer:
             return
-        change, given = joining.await_state(self.team, self._take_state)
-        self.members = change["ranks"]
-        self._take(given)
-        self._pending.append({**change, "seconds": 0.0})
-        self._deal_all()
+        try:
+            change, given = joining.await_state(self.team, self._take_state)
+            self.members = change["ranks"]
+            self._take(given)
+            self._pending.append({**change, "seconds": 0.0})
+            self._deal_all()
+        except BaseException as error:
+            surviving.end(self.team, error)  # this process dies: its end waits for nobody
+            raise
 
     def _take_state(self) -> tuple[Record, bytes] | None:
         text = self._core().hear()

@@ -93,7 +93,8 @@ typedef struct gg_net_board {
 } gg_net_board;
 
 #define GG_NET_TAG_VOTE (GG_TAG_LIMIT + 1)
-#define GG_NET_TAG_MAX GG_NET_TAG_VOTE
+#define GG_NET_TAG_GREETING (GG_TAG_LIMIT + 2)
+#define GG_NET_TAG_MAX GG_NET_TAG_GREETING
 #define GG_NET_SLOTS 1024 /* acknowledgements of a rank */
 
 typedef struct gg_net_block {

@@ -289,6 +289,31 @@ gg_status gg_net_transport_hear_vote(gg_transport *transport, int *rank, int64_t
     return GG_OK;
 }
 
+/* ---- greetings ---- */
+
+#define GREETINGS UINT32_MAX /* a channel without a transport */
+
+int64_t gg_net_transport_channel(gg_transport *transport) { return net_of(transport)->channel.number; }
+
+gg_status gg_net_transport_greet(gg_transport *transport, int rank) {
+    const net_transport *own = net_of(transport);
+    const int64_t number = own->channel.number;
+    return gg_net_post(own->net, peer_of(transport, rank), GREETINGS, GG_NET_TAG_GREETING, OF_ALL_EPOCHS, &number,
+                       sizeof number);
+}
+
+gg_status gg_net_transport_hear_greeting(gg_transport *transport, int rank, int64_t *number) {
+    const net_transport *own = net_of(transport);
+    *number = -1;
+    GG_TRY(gg_net_progress(own->net));
+    gg_net_stored *found = gg_net_take(peer_of(transport, rank), GREETINGS, GG_NET_TAG_GREETING, true);
+    if (found == NULL) return GG_OK;
+    if (found->frame.kind == GG_NET_BYTES && found->frame.bytes == sizeof *number)
+        memcpy(number, found->bytes, sizeof *number);
+    gg_net_drop_stored(own->net, found);
+    return GG_OK;
+}
+
 /* Waits for the first members; a newcomer waits for nobody. */
 static gg_status meet(gg_transport *transport, int members) {
     gg_status status = GG_OK;
