@@ -218,9 +218,13 @@ class Exchange:
     network      a Network that slows the links down under MPI; a VirtualCluster has its own.
     trace        max spans that each rank records; 0: none.
     on_view      called with the Exchange and the change after ranks have died (run --survive; deaths= of a
-                 VirtualCluster).
+                 VirtualCluster), or new ones have joined (--respawn). On a new rank before the constructor returns.
 
     ValueError, TypeError on all ranks: arguments that are not allowed, or differ between ranks.
+
+    A process that was started in place of a dead one becomes a rank here: the constructor returns with the weights,
+    moments, step and set learning rate of another rank. ValueError if its arguments differ from the others'. The loop
+    begins at `steps`.
 
     All ranks make the same steps. A rank that leaves one out keeps its partners waiting, which `timeout` ends with an
     error. Every step waits for its exchanges before it ends, so weights are current after it. A caller whose gradients
