@@ -22,6 +22,7 @@ os.chdir(os.path.dirname(__file__))
 samples, epochs, workers = case.get("samples", 120), case.get("epochs", 1), case.get("workers", 0)
 me = int(os.environ["GOSSIPGRAD_NET_RANK"])
 deaths = {int(rank): step for rank, step in case["deaths"].items()}
+holds = {int(step): rank for step, rank in case["holds"].items()}  # at this step all wait for this newcomer
 late = me > max(rank for rank in range(case["ranks"]))  # a newcomer
 
 class Net(torch.nn.Module):
@@ -87,8 +88,8 @@ def at(step):
     if deaths.get(me) == step:
         os.kill(os.getpid(), signal.SIGKILL)
     until = time.monotonic() + 60
-    while step == case["hold"] and not late and not model._step.open and time.monotonic() < until:
-        if any(change["joined"] for change in model.view.changes):
+    while step in holds and not model._step.open and time.monotonic() < until:
+        if any(holds[step] in change["joined"] for change in model.view.changes):
             break
         if case.get("wrong") and os.path.exists("refused") and model.view.members == (0,):
             break
@@ -156,23 +157,24 @@ def joins(tmp_path):
 
 
 CASES = [
-    ({"workers": 2, "epochs": 2}, 2, {"0": 4}),
-    ({"accumulate": 2, "workers": 1}, 3, {"1": 3}),
-    ({"accumulate": 3, "samples": 131, "hold": 6, "epochs": 3}, 2, {"1": 3}),
+    ({"workers": 2, "epochs": 2}, 2, {"0": 4}, {8: 2}),
+    ({"workers": 1, "epochs": 2}, 2, {"1": 4, "0": 11}, {7: 2, 14: 3}),
+    ({"accumulate": 2, "workers": 1, "samples": 300}, 3, {"1": 3}, {8: 3}),
+    ({"accumulate": 3, "samples": 131, "epochs": 3}, 2, {"1": 3}, {6: 2}),
 ]
 
 
 @pytest.mark.core(1)
-@pytest.mark.parametrize("options, ranks, deaths", CASES)
-def test_a_new_rank_joins_a_loop(options, ranks, deaths, joins):
+@pytest.mark.parametrize("options, ranks, deaths, holds", CASES)
+def test_new_ranks_join_a_loop(options, ranks, deaths, holds, joins):
     """Whatever workers have read ahead, each sample of each epoch is trained on by one living rank."""
-    case = {"deaths": deaths, "hold": 8, **options}
-    found, joined, others, errors = joins(ranks, case, 1)
-    assert [one["joined"] for one in joined] == [ranks], errors
-    assert found["members"] == [rank for rank in range(ranks + 1) if str(rank) not in deaths]
+    found, joined, others, errors = joins(ranks, {"deaths": deaths, "holds": holds, **options}, len(deaths))
+    assert [one["joined"] for one in joined] == list(holds.values()), errors
+    assert found["members"] == [rank for rank in range(ranks + len(deaths)) if str(rank) not in deaths]
     assert set(found["moved"]) == {float(options.get("epochs", 1))}
-    assert joined[0]["size"] == ranks and joined[0]["step"] == case["hold"]
-    assert joined[0]["state"] in [one["state"] for one in others]
+    for one, step in zip(joined, holds, strict=True):
+        assert one["size"] == ranks and one["step"] == step
+        assert one["state"] in [other["state"] for other in others]
 
 
 OPTIMIZERS = [
@@ -185,7 +187,7 @@ OPTIMIZERS = [
 @pytest.mark.parametrize("options", OPTIMIZERS)
 def test_a_newcomer_has_its_donors_optimizer(options, joins):
     """It joins when a step begins: calls of all ranks after each step find all."""
-    case = {"deaths": {"1": 4}, "hold": -1, "strategy": "gg.GossipGraD()", "steps": 5000, "epochs": 0, **options}
+    case = {"deaths": {"1": 4}, "holds": {}, "strategy": "gg.GossipGraD()", "steps": 5000, "epochs": 0, **options}
     found, joined, others, errors = joins(3, case, 1)
     assert [one["joined"] for one in joined] == [3], errors
     assert joined[0]["state"] in [one["state"] for one in others]
@@ -194,7 +196,7 @@ def test_a_newcomer_has_its_donors_optimizer(options, joins):
 
 @pytest.mark.full
 def test_another_module_is_refused(joins):
-    case = {"deaths": {"1": 4}, "hold": 7, "wrong": True, "steps": 12, "epochs": 0}
+    case = {"deaths": {"1": 4}, "holds": {7: 2}, "wrong": True, "steps": 12, "epochs": 0}
     found, joined, _, errors = joins(2, case, 1)
     assert not joined and found["members"] == [0]
     assert "this newcomer cannot join: order of the module's tensors is " in errors, errors
