@@ -56,7 +56,8 @@ def take(data: bytes, module: Any, layers: list[Layer], optimizer: Any) -> float
     try:
         state: Mapping[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
-        raise _unreadable(f"{type(error).__name__}: {one_line(error)}") from error
+        text = one_line(error)
+        raise _unreadable((text.partition("WeightsUnpickler error: ")[2] or text).partition(". ")[0]) from error
     if "error" in state:
         raise _unreadable(state["error"])
     for name, tensor in _outside(module, layers).items():
@@ -72,6 +73,6 @@ def take(data: bytes, module: Any, layers: list[Layer], optimizer: Any) -> float
 def _unreadable(why: str) -> ValueError:
     return ValueError(
         "this newcomer cannot join: the results of get_extra_state, or the state of torch's optimizer, have values "
-        f"that torch.load(weights_only=True) does not read ({why}). Allowed: tensors, numbers, texts, and dicts and "
-        "lists of them"
+        f"that torch.load(weights_only=True) does not read ({why}). Allowed: tensors, numbers, texts, dicts and "
+        "lists of them, and classes of torch.serialization.add_safe_globals"
     )
