@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -80,3 +88,78 @@ def test_a_name_that_is_a_loopback_address_is_told():
     assert line.startswith("warning: node0 is 127.0.1.1 here, which other hosts cannot reach")
     for host, at in (("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("node0", "10.0.0.1"), ("node0", "::")):
         assert not coordinator._unreachable(host, at)
+
+
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "survival.md"
+TRAINS = """
+import os, signal, sys, time
+import numpy as np
+import gossipgrad as gg
+
+class Begins(gg.Callback):
+    every = 1
+    def on_step(self, trainer, step):
+        open(f"began{trainer.rank}", "w").close()
+        trainer.stop = "--resume" in sys.argv
+
+x = np.eye(40, dtype=np.float32)
+slow = gg.Straggler(probability=1.0, delay=0.005)
+trainer = gg.Trainer(gg.Sequential([gg.Linear(1)], input=(40,)), loss="mean_squared_error", straggler=slow)
+resume = "run.safetensors" if "--resume" in sys.argv else None
+trainer.fit(x, x[:, :1], epochs=10**6, batch_size=2, progress=False, resume=resume,
+            callbacks=[Begins(), gg.Checkpoint("run.safetensors", save_on_signal=True)])
+"""
+# Two nodes, each a process; a signal to srun goes to all of them.
+SLURM = {
+    "srun": """set -m
+while [[ $1 == --* ]]; do shift; done
+trap 'for process in $(jobs -p); do kill -USR1 -- -$process; done' USR1
+for node in 0 1; do SLURM_NODEID=$node "$@" & done
+for process in $(jobs -p); do wait $process || wait $process || code=$?; done
+exit ${code:-0}""",
+    "scontrol": 'echo "$@" >>scontrol.log',
+    "sinfo": "exit 0",
+    "hostname": "echo 127.0.0.1",
+}
+
+
+@pytest.mark.full
+def test_the_pages_job_saves_is_queued_again_and_resumes(tmp_path, monkeypatch):
+    """The lines as they stand, but for numbers and the script."""
+    text = PAGE.read_text()
+    text = text[text.index("## In a batch job") : text.index("## In a virtual cluster")]
+    job_, node, _ = re.findall(r"```\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "job.sh").write_text(job_)
+    small = node.replace("8 * SLURM", "1 * SLURM").replace("sleep 400", "sleep 0").replace(" train ", " script.py ")
+    (tmp_path / "node.sh").write_text(small)
+    (tmp_path / "script.py").write_text(TRAINS)
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    here = f'exec {sys.executable} -m gossipgrad "$@"'
+    for name, lines in {**SLURM, "gossipgrad": here}.items():
+        (commands / name).write_text(f"#!/bin/bash\n{lines}\n")
+        (commands / name).chmod(0o755)
+    port = next(port for port in range(20000, 30000) if is_free(port))
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"JOB_ID": port - 20000, "NNODES": 2, "CPUS_PER_TASK": 1}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    batch = subprocess.Popen(["bash", "job.sh"], start_new_session=True)
+    try:
+        wait_for(lambda: all((tmp_path / f"began{rank}").exists() for rank in (0, 1)))
+        batch.send_signal(signal.SIGUSR1)
+        assert batch.wait(60) == 75
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(batch.pid, signal.SIGTERM)  # the coordinator ends all
+        batch.wait()
+    assert (tmp_path / "scontrol.log").read_text() == f"requeue {port - 20000}\n"
+    assert (tmp_path / "job.env").stat().st_mode & 0o777 == 0o600
+    assert subprocess.run(["bash", "job.sh"], timeout=60, check=False).returncode == 0
+
+
+def is_free(port):
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        return True
+    return False
