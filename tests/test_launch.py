@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import DEADLINE, ENVIRONMENT, ROOT, end_group, run_group
@@ -488,6 +489,18 @@ def test_a_launcher_that_does_not_end():
     )
     _, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1 and "the ranks have ended, but the launcher had not" in err, err
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_agent_waits_without_ranks(monkeypatch, waits):
+    """For the coordinator: before the start, and after its ranks have died. mpiexec without ranks hangs."""
+    monkeypatch.setattr(supervisor, "has_children", lambda process: process == now)
+    one = supervisor.Supervisor([], {}, True, waits=waits)
+    ended = []
+    one.process, one._begin, one._kill = SimpleNamespace(pid=2.0), 0.0, lambda: ended.append(now)
+    for now in (0.0, 70.0, 80.0, 2.0, 90.0, 100.0):
+        one._look(now)
+    assert ended == ([] if waits else [80.0, 100.0])
 
 
 def test_a_start_of_many_ranks_says_what_it_waits_for(bare, monkeypatch, capsys):

@@ -707,6 +707,7 @@ def _run(command: list[str], asked: Plan, last: Callable[[str | None], str]) -> 
         script=asked.words is None,
         saves=asked.saves,
         many=asked.many,
+        waits=asked.net,
     )
     try:
         return ranks.run(asked.stdin, lambda: last(asked.checkpoint))

@@ -157,6 +157,7 @@ class Supervisor:
     script: the ranks run a script, which may catch KeyboardInterrupt.
     saves: SIGTERM and SIGUSR1 let the ranks save and end by themselves; they are sent SIGUSR1 for both.
     many: ranks on this host, if they share its cores with many others; 0: their start is not reported.
+    waits: the command may run without ranks, as an agent that waits for a coordinator.
     """
 
     def __init__(
@@ -167,6 +168,7 @@ class Supervisor:
         script: bool = False,
         saves: bool = False,
         many: int = 0,
+        waits: bool = False,
     ) -> None:
         self.command, self.environ, self.forwards_stop = command, {**environ, VARIABLE: "1"}, forwards_stop
         self.script, self.saves = script, saves
@@ -179,6 +181,7 @@ class Supervisor:
         self._alone: float | None = None  # start of its time without processes
         self._had = False  # True if it has had some
         self._many, self._speak_at = many, _SILENT
+        self._waits = waits
 
     def run(self, stdin: bool = False, last: Callable[[], str] = str) -> int:
         """The exit code: the command's, or 128 + the number of the signal that ended it; 1 if output was lost.
@@ -290,7 +293,7 @@ class Supervisor:
         elif has_children(self.process.pid):
             self._had, self._alone = True, None
             self._say_of_start(now - self._begin)
-        elif self._had or now - self._begin > _TO_START:
+        elif not self._waits and (self._had or now - self._begin > _TO_START):
             self._alone = self._alone or now
             if now - self._alone >= _HUNG:
                 self.hung = True
