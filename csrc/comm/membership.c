@@ -8,6 +8,7 @@ typedef enum rank_state { UNKNOWN = 0, READY, MEMBER, DEAD } rank_state;
 typedef struct known {
     rank_state state;
     bool whole;    /* a member with weights: others wait for it */
+    bool copied;   /* in this view, but others have not */
     int64_t limit; /* -1 means not told since the view began */
     bool reported; /* since the last death */
     int64_t last;  /* DEAD in this view: greatest of the reports */
@@ -140,7 +141,7 @@ static void publish(gg_membership *m) {
     for (int i = 0; i < m->most; ++i) {
         if (m->rank[i].state == READY) m->rank[i].state = MEMBER;
         m->rank[i].limit = -1;
-        m->rank[i].reported = false;
+        m->rank[i].copied = m->rank[i].reported = false;
     }
     m->deaths = 0;
     m->goal = -1;
@@ -218,9 +219,13 @@ gg_status gg_membership_copied(gg_membership *m, int identity, int64_t view) {
     GG_TRY(check(m, "copy", identity));
     /* In a later phase its limit and report would be missing: it copies again in the next view. */
     if (m->phase != GG_PHASE_RUN || view != m->view.number || m->rank[identity].state != MEMBER) return GG_OK;
-    m->rank[identity].whole = true;
+    m->rank[identity].copied = true;
     for (int i = 0; i < m->view.members; ++i)
-        if (m->member[i] == identity) m->donor[i] = -1;
+        if (!m->rank[m->member[i]].whole && !m->rank[m->member[i]].copied) return GG_OK;
+    for (int i = 0; i < m->view.members; ++i) {
+        m->rank[m->member[i]].whole = true;
+        m->donor[i] = -1;
+    }
     return GG_OK;
 }
 

@@ -15,8 +15,9 @@
  * Another death in any phase enlarges the set of the dead. A known goal stays, except as gg_membership_keep_apart says;
  * reports are then told anew.
  *
- * A newcomer is a member from the next view on, and whole when it has a copy of its donor's state. Until then nobody
- * waits for it. If its donor dies first, it gets another one in the next view. */
+ * A newcomer is a member from the next view on. All newcomers of a view become whole together, when each has a copy of
+ * its donor's state. Until then nobody waits for them. If the view changes first, each gets a donor in the next view,
+ * even if it has a copy: it does not take part in the change. */
 #ifndef GG_COMM_MEMBERSHIP_H
 #define GG_COMM_MEMBERSHIP_H
 
@@ -38,7 +39,7 @@ typedef struct gg_view {
     int64_t start;       /* training steps made before it */
     int members;         /* at least 1 */
     const int *member;   /* identities, ascending */
-    const int *donor;    /* one a member: the identity from which it copies its state; -1 means that it has one */
+    const int *donor;    /* one a member: the identity from which it copies its state; -1 means that it is whole */
     int dead;            /* members of the former view that have died since */
     const int *died;     /* identities, ascending */
     const int64_t *last; /* one a dead member: its last step that counts; -1 means none */

@@ -15,7 +15,7 @@ typedef enum action { BEGIN = 0, END, TELL, REPORT, DIE, JOIN, COPY, ACTIONS } a
 /* What a rank knows of itself. */
 typedef struct rank {
     unsigned char state; /* 0 not there, 1 ready, 2 member, 3 dead */
-    unsigned char whole, in_step, done, told, reported, limit;
+    unsigned char whole, copied, in_step, done, told, reported, limit;
 } rank;
 
 /* Also the key of a state: the membership depends on nothing else. */
@@ -44,7 +44,8 @@ static bool allowed(const setting *s, const group *g, const gg_membership *m, ac
         const gg_view *view = gg_membership_view(m);
         for (int i = 0; i < view->members; ++i)
             if (view->member[i] == r)
-                return member(g, r) && !one->whole && phase == GG_PHASE_RUN && member(g, view->donor[i]);
+                return member(g, r) && !one->whole && !one->copied && phase == GG_PHASE_RUN &&
+                       member(g, view->donor[i]);
         return false;
     }
     if (!counts(g, r)) return false;
@@ -86,13 +87,21 @@ static void took_effect(group *g, const gg_membership *m) {
         ++members;
         if (one->whole) CHECK(one->done == view->start && !one->in_step);
         else one->done = (unsigned char)view->start;
-        one->told = one->reported = one->limit = 0;
+        one->copied = one->told = one->reported = one->limit = 0;
     }
     CHECK_INT(view->members, members);
     CHECK_INT(view->dead, died);
     CHECK(view->start >= g->start);
     g->view = (unsigned char)view->number;
     g->start = (unsigned char)view->start;
+}
+
+/* Together, when the last one has copied. */
+static void become_whole(group *g) {
+    for (int i = 0; i < MAX; ++i)
+        if (member(g, i) && !g->rank[i].whole && !g->rank[i].copied) return;
+    for (int i = 0; i < MAX; ++i)
+        if (member(g, i)) g->rank[i].whole = 1, g->rank[i].copied = 0;
 }
 
 static void act(group *g, gg_membership *m, action what, int r) {
@@ -127,8 +136,9 @@ static void act(group *g, gg_membership *m, action what, int r) {
         CHECK_OK(gg_membership_ready(m, r));
         break;
     case COPY:
-        one->whole = 1;
+        one->copied = 1;
         CHECK_OK(gg_membership_copied(m, r, g->view));
+        become_whole(g);
         break;
     case ACTIONS: break;
     }
@@ -318,8 +328,34 @@ static void test_newcomers_apart(void) {
     gg_membership_destroy(m);
 }
 
+/* A death between the copies of two newcomers: the one that has copied has not begun to train. The others go on without
+ * its limit and its report, and both copy in the next view. */
+static void test_half_of_the_copies(void) {
+    gg_membership *m;
+    const int64_t none = -1;
+    CHECK_OK(gg_membership_create(2, 4, 1, &m));
+    gg_membership_keep_apart(m);
+    for (int r = 2; r < 4; ++r) CHECK_OK(gg_membership_ready(m, r));
+    for (int r = 0; r < 2; ++r) CHECK_OK(gg_membership_limit(m, r, 5));
+    for (int r = 0; r < 2; ++r) CHECK_OK(gg_membership_report(m, r, 0, &none));
+    CHECK_OK(gg_membership_copied(m, 2, 1));
+    const gg_view *view = gg_membership_view(m);
+    CHECK(view->members == 4 && view->donor[2] >= 0 && view->donor[3] >= 0);
+    CHECK_OK(gg_membership_died(m, 0));
+    CHECK_OK(gg_membership_limit(m, 1, 5));
+    CHECK_OK(gg_membership_report(m, 1, 1, &none));
+    CHECK(view->number == 2 && view->members == 3);
+    CHECK(view->donor[0] == -1 && view->donor[1] == 1 && view->donor[2] == 1);
+    CHECK_OK(gg_membership_copied(m, 3, 2)); /* the copy of the former view does not count */
+    CHECK(view->donor[1] == 1 && view->donor[2] == 1);
+    CHECK_OK(gg_membership_copied(m, 2, 2));
+    CHECK(view->donor[1] == -1 && view->donor[2] == -1);
+    gg_membership_destroy(m);
+}
+
 int main(void) {
     test_late_events();
+    test_half_of_the_copies();
     test_newcomers_apart();
     test_all_orders();
     CHECK_INT(gg_memory_live_bytes(), 0);
