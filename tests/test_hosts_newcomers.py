@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import time
@@ -12,7 +13,9 @@ import test_hosts
 from test_hosts import Fake
 from test_net import wait_for
 from test_survival_respawn import SCRIPT, names
+from test_view_keeper import tell
 
+from gossipgrad import _core
 from gossipgrad.launch import joining, lines, start
 
 coordinated = test_hosts.coordinated  # a fixture
@@ -330,6 +333,43 @@ def test_the_words_of_join(monkeypatch):
     made = start.plan(start.join_words(["a:1", "--grace", "5", "--bind", "none", "train"])).command
     text = " ".join(made)
     assert "-n 1 --coordinator a:1 --lease 5 --grace 5 --join" in text and "--node" not in made
+
+
+def test_another_coordinator_tells_of_a_new_rank_once(coordinated):
+    """The one before has told of those that were in the view."""
+    begin, said = coordinated
+    _, port = begin()
+    memory = os.memfd_create("keeper")
+    keeper, pages = _core.ViewKeeper(memory, 1, 4, 1), _core.ViewPages(memory, 4)
+
+    def change(view, step):
+        assert keeper.poll() == "stopping"
+        tell(pages, 0, limit=step, limit_of=2 * view + 1)
+        assert keeper.poll() == "goal"
+        tell(pages, 0, report_of=(view << 16) + 1)
+        assert keeper.poll() == "run"
+
+    tell(pages, 1, ready=1)
+    change(0, 5)
+    tell(pages, 1, copied_of=2)
+    keeper.poll()
+    tell(pages, 2, ready=1)
+    facts = {"size": 1, "nodes": 1, "respawn": 3, "started": True}
+    newcomers = [[1, 0, ["127.0.0.1", 5]], [2, 0, ["127.0.0.1", 6]]]
+    agent = Fake(port, 0).hello(**facts, newcomers=newcomers, serial=1, slot=pages.published().hex())
+    agent.hears("start")
+    told = {str(rank): pages.told(rank).hex() for rank in range(4)}
+    agent.say("told", pages=told)
+    assert agent.hears("view")["phase"] == "stopping"
+    for rank in (0, 1):
+        tell(pages, rank, limit=9, limit_of=3)
+        tell(pages, rank, report_of=(1 << 16) + 1)
+    agent.say("told", pages={str(rank): pages.told(rank).hex() for rank in range(4)})
+    assert agent.hears("view")["phase"] == "copying"
+    assert said == [
+        "the coordinator goes on where another was",
+        "rank 2 (new) joins in step 9; 3 ranks go on",
+    ]
 
 
 def test_another_coordinator_takes_over_new_ranks(coordinated):

@@ -288,6 +288,7 @@ class Coordinator:
         self.serial = self.newest[0]
         if self.newest[1]:
             self.keeper.restore(bytes.fromhex(self.newest[1]))
+            self.joined = set(self.keeper.view()["ranks"])  # the other one has said so
             say("the coordinator goes on where another was")
         lost = {rank for node in self.nodes if node.state == "dead" for rank in node.ranks}
         for rank in lost:
