@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 import test_mpi
 from conftest import ROOT, own_lines, run_group
+from test_view_keeper import tell
 
+from gossipgrad import _core
 from gossipgrad.errors import CommunicationError
 from gossipgrad.launch import leftovers, net, net_launcher, start
 
@@ -298,6 +300,42 @@ def test_a_rank_that_does_not_connect_is_named(handshakes):
     zero.timeout, zero.deadline = 0.05, time.monotonic() + 0.05
     with pytest.raises(CommunicationError, match="rank 0: waited 0.05 s for rank 1, which is on another node"):
         zero.run()
+
+
+def test_a_newcomer_tries_again_until_the_view_tells_of_a_death(monkeypatch):
+    """Without a coordinator no view tells of it. A rank that lives and has dropped the connection takes the next."""
+    monkeypatch.setattr(net, "_TO_PROVE", 0.0)
+    monkeypatch.setattr(net, "_TO_RETRY", 0.01)
+    memory = os.memfd_create("keeper")
+    keeper, pages = _core.ViewKeeper(memory, 2, 3, 1), _core.ViewPages(memory, 3)
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    addresses = [listeners[0].getsockname(), None, listeners[1].getsockname()]
+    facts = {"size": 3, "members": 2, "nodes": [0, 1, 1], "addresses": addresses, "secret": 32 * "ab"}
+    first = net._Handshakes({**facts, "rank": 0, "listener": listeners[0].detach()}, 60.0)
+    new = net._Handshakes({**facts, "rank": 2, "views": memory, "listener": listeners[1].detach()}, 60.0)
+    assert new.earlier == [0]
+
+    def drop_one():
+        first.listener.accept()[0].close()
+        first._listen()
+
+    first.new, first._arrived = range(3), lambda _, one: first.came.put(one.sendall(net._WELCOME) or (2, one))
+    threading.Thread(target=drop_one, daemon=True).start()
+    with new._connect(0), first.came.get()[1]:
+        pass
+    first.listener.shutdown(socket.SHUT_RDWR)
+    first.listener.close()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(new._connect(0)))
+    thread.start()
+    keeper.died(0)
+    tell(pages, 1, limit=4, limit_of=2)
+    assert keeper.poll() == "goal" and not found
+    tell(pages, 1, report_of=2)
+    assert keeper.poll() == "run"
+    thread.join()
+    assert found == [None]
+    new.listener.close()
 
 
 # ---- the command line

@@ -33,6 +33,7 @@ _TO_PROVE = 10.0  # seconds that whoever connects has
 _TO_COME = 300.0  # seconds that another new rank has, which may be reading its data
 _STRANGERS = 64  # connections that have not proved themselves at a time
 _LOOK = 1.0  # seconds between looks at views while a newcomer connects
+_TRIES, _TO_RETRY = 10, 0.1  # of a newcomer whose connections end, and seconds between them
 
 _connected = False
 
@@ -205,45 +206,48 @@ class _Handshakes:
         return data
 
     def _connect(self, other: int) -> socket.socket | None:
-        """To a rank that listens; it answers when it makes its own links. None: a newcomer goes on without it."""
-        one: socket.socket | None = None
-        try:
+        """To a rank that listens; it answers when it makes its own links. None: a newcomer goes on without it.
+
+        A newcomer tries again: a view tells of the other's death, or the other lives, and would wait for this rank.
+        """
+        begin = time.monotonic()
+        for left in reversed(range(_TRIES if self.views is not None else 1)):
             one = self._dial(other)
             if one is None:
                 return None
-            own = secrets.token_bytes(_NONCE)
-            one.sendall(_HELLO + self.rank.to_bytes(4, "little") + own)
-            answer = self._hear(one, _NONCE + _PROOF, other)
-            nonces = own + answer[:_NONCE]
-            if not hmac.compare_digest(answer[_NONCE:], self.proof(b"listens", self.rank, other, nonces)):
-                raise CommunicationError(
-                    f"rank {self.rank}: who listens at {self.addresses[other]} does not know this job's secret, so it "
-                    f"is not rank {other}"
-                )
-            one.sendall(self.proof(b"connects", self.rank, other, nonces))
-            self._hear(one, len(_WELCOME), other)
-            made, one = one, None
-            return made
-        except TimeoutError:
-            raise self._late(other) from None
-        except (OSError, EOFError) as error:
-            if not isinstance(error, CommunicationError) and self._dies(other):
-                return None
-            raise CommunicationError(
-                f"rank {self.rank} waits for rank {other}, which has ended before it had connected ({error})"
-            ) from error
-        finally:
-            if one is not None:
-                one.close()
+            try:
+                self._prove(one, other)
+            except TimeoutError:
+                raise self._late(other) from None
+            except (OSError, EOFError) as error:
+                if self._gone(other, begin):
+                    return None
+                if not left:
+                    raise CommunicationError(
+                        f"rank {self.rank} waits for rank {other}, which has ended before it had connected ({error})"
+                    ) from error
+                time.sleep(_TO_RETRY)
+            else:
+                made, one = one, None
+                return made
+            finally:
+                if one is not None:
+                    one.close()
+        return None
 
-    def _dies(self, other: int) -> bool:
-        """For a newcomer: the view tells of the other's death, soon. Else it lives, and would wait for this rank."""
-        until = time.monotonic() + _TO_PROVE
-        while self.views is not None and time.monotonic() < until:
-            if other not in self.views.view()["ranks"]:
-                return True
-            time.sleep(0.05)
-        return False
+    def _prove(self, one: socket.socket, other: int) -> None:
+        """OSError or EOFError: the connection has ended. CommunicationError: the other does not know the secret."""
+        own = secrets.token_bytes(_NONCE)
+        one.sendall(_HELLO + self.rank.to_bytes(4, "little") + own)
+        answer = self._hear(one, _NONCE + _PROOF, other)
+        nonces = own + answer[:_NONCE]
+        if not hmac.compare_digest(answer[_NONCE:], self.proof(b"listens", self.rank, other, nonces)):
+            raise CommunicationError(
+                f"rank {self.rank}: who listens at {self.addresses[other]} does not know this job's secret, so it "
+                f"is not rank {other}"
+            )
+        one.sendall(self.proof(b"connects", self.rank, other, nonces))
+        self._hear(one, len(_WELCOME), other)
 
     def _listen(self) -> None:
         strangers = threading.BoundedSemaphore(_STRANGERS)
