@@ -261,7 +261,7 @@ static gg_status go_on(gg_trainer_change *c) {
     gg_trainer_place_seconds(t);
     GG_TRY_CLEANUP(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), &forward, &c->costs));
     GG_TRY_CLEANUP(gg_peers_known_link(t->peers, &gg_exchange_asked(gg_replica_exchange(c->first))->strategy,
-                                 gg_graph_arena_count(t->options.graph), &link, &c->costs.link));
+                                       gg_graph_arena_count(t->options.graph), &link, &c->costs.link));
     GG_TRY_CLEANUP(gg_team_run(t->team, regroup, c));
     for (int i = c->stay; i < t->local; ++i) GG_TRY_CLEANUP(gg_team_copied(t->team, i));
     GG_TRY_CLEANUP(gg_team_await_whole(t->team, &c->out->whole));
