@@ -20,7 +20,7 @@ from test_hosts import Fake
 from test_net import RUN, wait_for
 from test_survival_net import check
 
-from gossipgrad.launch import coordinator
+from gossipgrad.launch import agent, coordinator
 
 job, coordinated = test_hosts.job, test_hosts.coordinated  # fixtures
 
@@ -80,6 +80,18 @@ def test_the_limit_of_a_wait_is_checked_and_begins_at_once(coordinated, monkeypa
     monkeypatch.setattr(coordinator.signal, "signal", lambda *_: None)
     assert coordinator.serve(argparse.Namespace(address=f"127.0.0.1:{test_hosts.free_port()}", wait=1e-9)) == 1
     assert said[-1] == "no node has come within 1e-09 s (--wait): all end"
+
+
+@pytest.mark.parametrize(("running", "code"), [({}, 0), ({1: 0}, 1)])
+def test_ranks_that_have_ended_well_need_no_coordinator(running, code, monkeypatch):
+    """After the grace the job's code is that of its ranks."""
+    one = agent.Agent.__new__(agent.Agent)
+    for name, value in {"node": 0, "grace": 60.0, "running": running, "wanted": [], "line": None, "code": 0}.items():
+        setattr(one, name, value)
+    one.deadline, one.told_end, one.cut = None, False, False
+    monkeypatch.setattr(one, "send", lambda number: None)
+    one._grace_over(time.monotonic())
+    assert one.cut and one.code == code and (one.deadline is None) == (not running)
 
 
 def test_a_name_that_is_a_loopback_address_is_told():

@@ -418,11 +418,16 @@ class Agent(Job):
         self._kill(1)
 
     def _grace_over(self, now: float) -> None:
-        say(f"node {self.node}: no coordinator for {self.grace:g} s: the ranks save, if they do on signals, and end")
+        trains = bool(self.running or self.wanted)
+        if trains:
+            say(
+                f"node {self.node}: no coordinator for {self.grace:g} s: the ranks save, if they do on signals, and end"
+            )
         self.cut, self.lease_ends, self.absent = True, None, None
         self._close()
-        self.end(1)
-        self.deadline = now + max(_TO_SAVE, self.grace)
+        if trains:
+            self.end(1)
+            self.deadline = now + max(_TO_SAVE, self.grace)
 
     def leave(self, number: int) -> None:
         """Ends this node. The others go on if its ranks train."""
