@@ -131,6 +131,14 @@ def test_one_death_at_a_known_place(ranks, death, survive):
 
 
 @pytest.mark.core(1)
+def test_the_last_step_of_a_dead_rank_is_trained_again(survive):
+    """It dies between two steps: that nobody has received its step is told as well. A step has two samples."""
+    found, _ = survive(2, {"deaths": [{"rank": 1, "at": "step 4"}], "strategy": "gg.NoExchange()", "samples": 40})
+    assert [view["trained_again"] for view in found["views"]] == [8]
+    assert found["samples"] == [40, 40]
+
+
+@pytest.mark.core(1)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_random_death_loses_no_sample(seed, survive):
     """Without an exchange nothing of a dead rank counts: the survivors train on each sample exactly once."""

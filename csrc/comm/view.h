@@ -15,7 +15,7 @@ typedef struct gg_views gg_views;
 
 typedef struct gg_views_table {
     void (*destroy)(gg_views *views);
-    /* Before a run of steps; all local ranks have made `step`. */
+    /* Before a run of steps, and after one of a rank of its own process; all local ranks have made `step`. */
     void (*begin)(gg_views *views, int64_t step);
     /* Called by a rank between two steps, by the caller of the ranks between two runs (identity -1), and in waits of a
      * rank that is alone in its process (GG_VIEW_WAITS in a run, GG_VIEW_OUTSIDE outside of one), then with the steps

@@ -7,7 +7,7 @@
 
 /* Written by a rank; `limit_of` and `report_of` last, as signs that the rest is there. A line of its own. */
 typedef struct rank_page {
-    _Alignas(64) _Atomic int64_t step; /* steps made at the last look */
+    _Alignas(64) _Atomic int64_t step; /* steps made at the last look, or begin */
     _Atomic int64_t limit, limit_of;   /* limit_of: stop_of the change */
     _Atomic int64_t report_of;         /* sign_of the report */
     _Atomic int64_t trains;            /* gg_view_keeper_trains */
@@ -348,7 +348,11 @@ static void views_destroy(gg_views *views) {
     gg_free(views);
 }
 
-static void views_begin(gg_views *views, int64_t step) { views_of(views)->base = step; }
+static void views_begin(gg_views *views, int64_t step) {
+    page_views *v = views_of(views);
+    v->base = step;
+    put(&v->pages.rank[v->identity].step, step);
+}
 
 static void copy_slot(page_views *v, _Atomic int64_t *slot) {
     const int most = v->pages.most;

@@ -209,9 +209,12 @@ gg_status gg_trainer_run(gg_trainer *t, int64_t steps, bool (*watch)(void *conte
     if (gg_replica_epoch_steps(t->replica[0]) == 0)
         return gg_fail(GG_ERROR_STATE, "run: there is no data to train on yet");
     gg_team_view_breaks(t->team, gg_exchange_breaks(gg_peers_exchange(t->peers, 0)));
-    gg_team_view_begin(t->team, gg_exchange_state(gg_peers_exchange(t->peers, 0))->step);
+    const int64_t *step = &gg_exchange_state(gg_peers_exchange(t->peers, 0))->step;
+    gg_team_view_begin(t->team, *step);
     const gg_status status =
         gg_team_run_watched(t->team, trainer_run, &c, &(gg_watch){watch ? watch_run : NULL, &c, WATCH_SECONDS});
+    /* If this rank dies before the next run, the others know of its last step. */
+    if (status == GG_OK && gg_team_most_local(t->team) == 1) gg_team_view_begin(t->team, *step);
     gg_team_view_end(t->team);
     return status;
 }
