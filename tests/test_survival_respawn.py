@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 from conftest import run_group
 from survival_runs import survived
 from test_net import RUN
+
+from gossipgrad.launch import failure
 
 SCRIPT = """
 import json, os, signal, sys
@@ -210,3 +213,30 @@ def test_options_are_refused():
         command = [*RUN, *options, "-n", "2", "train"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
         assert done.returncode == 2 and message in done.stderr
+
+
+class _EndedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_an_error_of_a_new_rank_ends_it_at_once(joined, monkeypatch):
+    """Nobody knows it yet: it waits for no other rank's report, and leaves the one report of all ranks to them."""
+    happened = []
+    monkeypatch.setattr(failure, "launched_size", lambda: 2)
+    monkeypatch.setattr(failure, "launched_rank", lambda: 2)
+    monkeypatch.setattr(failure, "has_joined", joined)
+    monkeypatch.setattr(failure, "first_to_report", lambda: happened.append("first") or False)
+    monkeypatch.setattr(failure.time, "sleep", lambda seconds: happened.append(seconds))
+    monkeypatch.setattr(failure, "_wait_until_read", lambda seconds: None)
+
+    def end(code):
+        raise _EndedError(code)
+
+    monkeypatch.setattr(failure.os, "_exit", end)
+    monkeypatch.setattr(failure, "by_net", lambda: True)
+    monkeypatch.setattr(failure, "_reported", False)
+    monkeypatch.setattr(failure, "threading", SimpleNamespace(Timer=lambda *_: SimpleNamespace(start=lambda: None)))
+    with pytest.raises(_EndedError):
+        failure.end_all_ranks(happened.append, 1, ValueError("its own"))
+    assert happened == ([1.0, "first", 30.0, 0.1] if joined else ["rank 2: "])

@@ -109,7 +109,15 @@ def _report(report: Callable[[str], None], who: str) -> None:
 _reported = False
 # Where ranks may die (surviving.py): tells that an error is this rank's own, and that the others go on.
 dies_alone: Callable[[BaseException | None], bool] | None = None
+has_joined = False  # this process trains with the others, or has done so; set by surviving.py
 exits_with_error = False  # sys.exit was called with a code other than 0
+
+
+def _others_go_on(error: BaseException | None) -> bool:
+    """True if this error ends this process alone. Nobody knows a new rank before it joins."""
+    if dies_alone is not None:
+        return dies_alone(error)
+    return launched_rank() >= launched_size() and not has_joined
 
 
 def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException | None = None) -> None:
@@ -123,7 +131,7 @@ def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException
     if size == 1:
         _report(report, "")
         return
-    if dies_alone is not None and dies_alone(error):
+    if _others_go_on(error):
         _report(report, f"rank {rank}: ")
         _wait_until_read(HEAD_START)
         os._exit(code)

@@ -33,6 +33,7 @@ def begin(team: Team, name: str, go_on: Callable[[], object]) -> None:
     _current = team, name
     agreement.go_on = go_on
     failure.dies_alone = _dies_alone
+    failure.has_joined = True
     team.train(True)
     if not _registered:
         atexit.register(_at_exit)
