@@ -23,7 +23,8 @@ A run without faults trains beside it all the time (--reference beside), or afte
 files in which each rank writes down its own steps:
 
 - samples that the records of the epochs have, and samples of all steps without those trained again: each epoch has the
-  set's, but for views that left fewer samples than ranks, and steps that a dead rank has not written down
+  set's, but for views that left fewer samples than ranks, steps that a dead rank has not written down, and those that
+  a dead host has not told
 - samples trained, those trained again, and those that as many living ranks train without faults
 - seconds that others stand still for a fault of each kind
 
@@ -492,6 +493,7 @@ class Chaos:
 def audit(found: Run, ranks: int, hosts: bool = False) -> tuple[int, int]:
     """Adds what is wrong with the samples of the whole epochs to the problems; (those that the records have too many,
     those trained again)."""
+    hosts_die = hosts and any(fault.kind in ("agent", "cut") for fault in found.faults)
     views = found.views().values()
     records = {one["epoch"]: one["samples"] for rank in found.ranks for one in rank.of("epoch")}
     steps = dict.fromkeys(records, 0)
@@ -506,10 +508,12 @@ def audit(found: Run, ranks: int, hosts: bool = False) -> tuple[int, int]:
         # A rank that dies in an epoch's last step is missed in the next epoch.
         unwritten = BATCH * sum(len(one["died"]) for one in views if one["epoch"] in (epoch, epoch + 1))
         most = SAMPLES + len(changes) * (ranks - 1)
+        # Nobody knows how many steps a rank has made whose agent has died as well: all up to the change, at most.
+        untold = BATCH * sum(one["step"] - 1 - last for one in changes for last in one["last_steps"]) * hosts_die
         # The record lacks the samples of a host whose ranks have all died.
         if record > most or (record < SAMPLES and not (hosts and unwritten)):
             found.problems.append(f"epoch {epoch}: {record} samples of {SAMPLES} in the record")
-        if not SAMPLES - unwritten <= steps[epoch] - again <= most:
+        if not SAMPLES - unwritten <= steps[epoch] - again <= most + untold:
             found.problems.append(f"epoch {epoch}: {steps[epoch]} samples of {SAMPLES} in steps, {again} trained again")
         more += max(record - SAMPLES, 0)
     return more, sum(one["trained_again"] for one in views)

@@ -31,6 +31,7 @@ def rank(chaos, identity, begin, first, last, *others):
 
 
 VIEW = {"kind": "view", "at": 5, "view": 1, "epoch": 1, "seconds": 0.1, "trained_again": 20, "died": [1]}
+VIEW |= {"step": 5, "last_steps": [3]}
 
 
 def found(chaos, samples):
@@ -72,6 +73,16 @@ def test_each_sample_counts_once(size, record, hosts, error, chaos, monkeypatch)
     one = found(chaos, record)
     assert chaos.audit(one, 2, hosts) == (max(record - size, 0), 20)
     assert one.problems == ([error] if error else [])
+
+
+@pytest.mark.parametrize(("kind", "size", "wrong"), [("kill", 143, True), ("agent", 143, False), ("cut", 142, True)])
+def test_a_dead_host_may_have_made_more_steps_than_it_has_told(kind, size, wrong, chaos, monkeypatch):
+    """Up to the change: here one of 16 samples after the last that others have received, beside 20 that were told."""
+    monkeypatch.setattr(chaos, "SAMPLES", size)
+    one = found(chaos, size)
+    one.faults[0].kind = kind
+    chaos.audit(one, 2, True)
+    assert one.problems == [f"epoch 1: 180 samples of {size} in steps, 20 trained again"] * wrong
 
 
 def test_others_stand_still(chaos):
