@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -477,6 +478,19 @@ def test_another_coordinator_does_not_wait_for_nodes_whose_ranks_have_died(coord
     assert Fake(port, 1).hello(**facts, dead=[1]).hears("start")["dead"] == [1]
 
 
+def test_another_coordinator_does_not_tell_of_known_deaths(coordinated):
+    begin, said = coordinated
+    one, port = begin()
+    facts = {"size": 3, "nodes": 3, "started": True}
+    agents = [Fake(port, node).hello(**facts, dead=[1]) for node in (0, 2)]
+    agents[0].hears("start")
+    one.nodes[1].last -= 3600
+    wait_for(lambda: one.nodes[1].state == "dead")
+    one.nodes[2].last -= 3600
+    assert agents[0].hears("freeze")["ranks"] == [2]
+    assert len(said) == 1 and "node 2 (rank 2) is dead: nothing heard" in said[0]
+
+
 def test_every_death_is_told_as_a_failure():
     """With exit code 0, too: a job that ends with such a death has code 1."""
     told = []
@@ -485,6 +499,18 @@ def test_every_death_is_told_as_a_failure():
     for code in (0, 3, -signal.SIGKILL):
         one._tell_died(2, code)
     assert [message["code"] for message in told] == [1, 3, 137]
+
+
+def test_an_agent_parts_before_the_last_output(monkeypatch):
+    """Children of ranks may keep the pipes open: the coordinator must not take the node for dead meanwhile."""
+    order = []
+    one = object.__new__(Agent)
+    one.running, one.wanted, one.code, one.deadline, one.ranks, one.finished = {}, [], 0, None, [], []
+    one.line = argparse.Namespace(proven=True, out=b"", close=lambda: order.append("closed"))
+    one.line.send = lambda message: order.append(message["kind"])
+    one.outputs = {1: argparse.Namespace(end=lambda: order.append("output"))}
+    assert one.wait(set()) == 0
+    assert order == ["bye", "closed", "output"]
 
 
 def test_one_command_starts_one_node(monkeypatch):

@@ -471,8 +471,7 @@ class Agent(Job):
                 self.finished.append(rank)
                 self.next_beat = 0.0
 
-    def wait(self, signals: set[int]) -> int:
-        code = super().wait(signals)
+    def part(self) -> None:
         if self.line is not None:
             self._send({"kind": "bye", **self._news()})
             until = time.monotonic() + _TO_SAY
@@ -482,4 +481,3 @@ class Agent(Job):
                     self.line.flush()
                     signal.sigtimedwait({signal.SIGIO}, 0.01)
             self.line.close()
-        return code

@@ -395,14 +395,16 @@ class Coordinator:
 
     def _lost(self, node: Node, now: float) -> None:
         silent = now - node.last
+        known = node.state == "absent" and set(node.ranks) <= self.dead  # to a coordinator before this one
         node.state = "dead"
         if node.line is not None:
             self._drop(node.line)
-        say(f"{node} is dead: " + ("its agent has ended" if node.closed else f"nothing heard for {silent:.1f} s"))
+        if not known:
+            say(f"{node} is dead: " + ("its agent has ended" if node.closed else f"nothing heard for {silent:.1f} s"))
         self._answered(node.number)
         if self.gathering:
             self._gathered()
-        elif not self.ending:
+        elif not self.ending and not known:
             others = {one.number for one in self.nodes if one.state == "here"}
             self.freezing.append((node, others))
             for one in self.nodes:

@@ -101,8 +101,9 @@ class Output:
                 text = text[os.write(self.descriptor, text) :]
 
     def end(self) -> None:
+        until = time.monotonic() + _TO_READ
         for thread in self.threads:
-            thread.join(_TO_READ)
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 def _module(name: str) -> Any:
@@ -382,6 +383,9 @@ class Job:
     def is_over(self) -> bool:
         return not self.running
 
+    def part(self) -> None:
+        """All is over here; what ranks have printed may still come."""
+
     def wait(self, signals: set[int]) -> int:
         while not self.is_over():
             self.look()
@@ -400,6 +404,7 @@ class Job:
             self.kill_stopped()
             if self.deadline is not None and time.monotonic() > self.deadline:
                 self.send(signal.SIGKILL)
+        self.part()
         for output in self.outputs.values():
             output.end()
         return self.code
