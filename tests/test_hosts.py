@@ -501,6 +501,19 @@ def test_every_death_is_told_as_a_failure():
     assert [message["code"] for message in told] == [1, 3, 137]
 
 
+def test_an_agent_looks_while_it_starts_its_ranks():
+    """Its lease may else end before the last one."""
+    order = []
+    one = object.__new__(Agent)
+    one.line, one.joining, one.ranks, one.most, one.size, one.node_of = None, 0, [0, 1], 2, 2, [0, 0]
+    one.views, one.outputs, one.arguments = -1, {}, argparse.Namespace(folder="")
+    one.host, one.meet, one._want = lambda: "127.0.0.1", lambda addresses: (addresses, ""), lambda places: None
+    one._start_rank = lambda rank, *_: order.append(rank)
+    one.look = lambda: order.append("look")
+    one.start(set())
+    assert order == [0, "look", 1, "look"] and one.started
+
+
 def test_an_agent_parts_before_the_last_output(monkeypatch):
     """Children of ranks may keep the pipes open: the coordinator must not take the node for dead meanwhile."""
     order = []

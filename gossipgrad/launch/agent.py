@@ -159,6 +159,9 @@ class Agent(Job):
             self.started = True
             self._want(list(range(self.joining)))
 
+    def has_started_one(self) -> None:
+        self.look()  # many starts may take longer than a lease
+
     # ---- the connection
 
     def _connect(self, now: float) -> None:

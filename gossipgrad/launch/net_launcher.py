@@ -221,6 +221,7 @@ class Job:
         self.facts, self.mask = facts, mask
         for place, rank in enumerate(self.ranks):
             self._start_rank(rank, place, listeners[rank].fileno() if several else -1)
+            self.has_started_one()
         for one in listeners.values():
             one.close()
         for output in self.outputs.values():  # threads, so only after the last process was started
@@ -382,6 +383,9 @@ class Job:
 
     def is_over(self) -> bool:
         return not self.running
+
+    def has_started_one(self) -> None:
+        """Others may follow."""
 
     def part(self) -> None:
         """All is over here; what ranks have printed may still come."""
