@@ -434,7 +434,8 @@ class Process:
     def __init__(self, identity, members, newcomer=False):
         self.identity, self.newcomer, self.kind, self.size = identity, newcomer, "net", len(members)
         self.calls, self.step, self.told = 0, 2, []
-        self._survivor = survivors.Survivor(self, lambda: self, lambda change: None, self.told.append)
+        calls = (lambda: self, lambda change: None, self.told.append)
+        self._survivor = survivors.Survivor(self, *calls, facts={}, give=bytes, take=len)
         self._survivor.members = members
 
     @property

@@ -31,6 +31,12 @@ PyObject *gg_py_integers(const int64_t *numbers, int count) {
     return list;
 }
 
+PyObject *gg_py_ranks(const int *ranks, int count) {
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < count; ++i) list = gg_py_append(list, PyLong_FromLong(ranks[i]));
+    return list;
+}
+
 PyObject *gg_py_text(const char *text) { return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"); }
 
 PyObject *gg_py_raise(gg_status status) {

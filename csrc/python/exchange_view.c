@@ -19,12 +19,6 @@ static void sort_steps(gg_py_exchange *x, const int *living, int count) {
     }
 }
 
-static PyObject *list_ranks(const int *ranks, int count) {
-    PyObject *list = PyList_New(0);
-    for (int i = 0; i < count; ++i) list = gg_py_append(list, PyLong_FromLong(ranks[i]));
-    return list;
-}
-
 static bool is_donor(const gg_team *team) {
     bool is = false;
     for (int i = 0; i < gg_team_size(team); ++i) is = is || gg_team_donor(team, i) == gg_team_rank(team);
@@ -38,12 +32,12 @@ static PyObject *describe(const gg_py_exchange *x, const int *living) {
     for (int i = 0; i < view->dead; ++i)
         made = gg_py_append(made, PyLong_FromLongLong(gg_team_made(team, view->died[i])));
     PyObject *dict = Py_BuildValue("{sLsL}", "view", (long long)view->number, "step", (long long)view->start);
-    dict = gg_py_put(dict, "ranks", list_ranks(view->member, view->members));
-    dict = gg_py_put(dict, "died", list_ranks(view->died, view->dead));
+    dict = gg_py_put(dict, "ranks", gg_py_ranks(view->member, view->members));
+    dict = gg_py_put(dict, "died", gg_py_ranks(view->died, view->dead));
     dict = gg_py_put(dict, "last_steps", gg_py_integers(view->last, view->dead));
     dict = gg_py_put(dict, "made", made);
     dict = gg_py_put(dict, "gives", PyBool_FromLong(is_donor(team)));
-    return gg_py_put(dict, "local", list_ranks(living, gg_team_local(team)));
+    return gg_py_put(dict, "local", gg_py_ranks(living, gg_team_local(team)));
 }
 
 /* The exchanges of virtual ranks that have died count as failed. */

@@ -117,6 +117,7 @@ PyObject *gg_py_append(PyObject *list, PyObject *value);
 PyObject *gg_py_put(PyObject *dict, const char *key, PyObject *value);
 /* A list of integers. */
 PyObject *gg_py_integers(const int64_t *numbers, int count);
+PyObject *gg_py_ranks(const int *ranks, int count);
 
 /* Allocates a zeroed arena of all elements, freed by PyMem_Free. NULL with an exception. */
 float *gg_py_arena_new(const gg_arena_layout *layout);

@@ -256,12 +256,6 @@ static PyObject *py_trainer_run(PyObject *self, PyObject *args, PyObject *kwargs
     return PyLong_FromLongLong(gg_replica_next(gg_trainer_replica(t->trainer, 0)));
 }
 
-static PyObject *list_ranks(const int *ranks, int count) {
-    PyObject *list = PyList_New(0);
-    for (int i = 0; i < count; ++i) list = gg_py_append(list, PyLong_FromLong(ranks[i]));
-    return list;
-}
-
 static PyObject *py_trainer_change_view(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_view_change change;
@@ -271,8 +265,8 @@ static PyObject *py_trainer_change_view(PyObject *self, PyObject *unused) {
     const gg_view *view = change.view;
     PyObject *dict = Py_BuildValue("{sLsLsLsd}", "view", (long long)view->number, "step", (long long)change.step,
                                    "trained_again", (long long)change.again, "seconds", change.end - change.begin);
-    dict = gg_py_put(dict, "ranks", list_ranks(view->member, view->members));
-    dict = gg_py_put(dict, "died", list_ranks(change.died, change.dead));
+    dict = gg_py_put(dict, "ranks", gg_py_ranks(view->member, view->members));
+    dict = gg_py_put(dict, "died", gg_py_ranks(change.died, change.dead));
     dict = gg_py_put(dict, "whole", PyBool_FromLong(change.whole));
     return gg_py_put(dict, "last_steps", gg_py_integers(change.last, change.dead));
 }
@@ -322,8 +316,8 @@ static PyObject *py_trainer_join(PyObject *self, PyObject *unused) {
     const gg_view *view = gg_team_view(t->team->team);
     PyObject *dict = Py_BuildValue("{sLsLsisd}", "view", (long long)view->number, "step", (long long)view->start,
                                    "trained_again", 0, "seconds", 0.0);
-    dict = gg_py_put(dict, "ranks", list_ranks(view->member, view->members));
-    dict = gg_py_put(dict, "died", list_ranks(view->died, view->dead));
+    dict = gg_py_put(dict, "ranks", gg_py_ranks(view->member, view->members));
+    dict = gg_py_put(dict, "died", gg_py_ranks(view->died, view->dead));
     dict = gg_py_put(dict, "last_steps", gg_py_integers(view->last, view->dead));
     return gg_py_put(dict, "joined", joined);
 }

@@ -134,8 +134,7 @@ static PyObject *view(PyObject *self, PyObject *unused) {
     (void)unused;
     if (member == NULL) return PyErr_NoMemory();
     const int members = gg_view_pages_view(p->memory, p->most, &number, &start, member);
-    PyObject *list = PyList_New(0);
-    for (int i = 0; i < members; ++i) list = gg_py_append(list, PyLong_FromLong(member[i]));
+    PyObject *list = gg_py_ranks(member, members);
     PyMem_Free(member);
     return gg_py_put(Py_BuildValue("{sLsL}", "view", (long long)number, "step", (long long)start), "ranks", list);
 }

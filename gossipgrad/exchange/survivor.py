@@ -47,7 +47,7 @@ class Survivor:
     core     the compiled exchange of now.
     adapt    called after a change, before divisions and callbacks hear of it.
     on_view  the caller's own.
-    facts    what a new rank and the others must have alike, by agreement.flat; None: new ranks are refused.
+    facts    what a new rank and the others must have alike, by agreement.flat.
     give     called on the donor of new ranks, after `adapt`: what they need beside the state of the exchange.
     take     called with it on a new rank, by `join`, when it has the state of the exchange.
 
@@ -61,18 +61,13 @@ class Survivor:
         adapt: Callable[[Record], None],
         on_view: Callable[[Record], object],
         *,
-        facts: Mapping[str, str] | None = None,
-        give: Callable[[], bytes] = bytes,
-        take: Callable[[bytes], object] = len,
+        facts: Mapping[str, str],
+        give: Callable[[], bytes],
+        take: Callable[[bytes], object],
     ) -> None:
         self.grows = team.kind != "virtual" and net.may_grow()
-        if facts is None and self.grows:
-            raise ValueError(
-                "--respawn and gossipgrad join: allowed for the fit of a gossipgrad.Trainer and for "
-                "gossipgrad.Exchange, not for wrapped modules"
-            )
         self.team, self._core, self._adapt, self._on_view = team, core, adapt, on_view
-        self._facts, self._give, self._take = dict(facts or {}), give, take
+        self._facts, self._give, self._take = dict(facts), give, take
         self.members: list[int] = list(range(team.size))
         self.changes: list[Record] = []
         self._divisions: weakref.WeakSet[Dealing] = weakref.WeakSet()
