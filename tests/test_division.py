@@ -407,6 +407,32 @@ def test_newcomers_while_nothing_is_read():
         assert group.ended() == Counter(range(25))
 
 
+@pytest.mark.parametrize("died", [True, False])
+def test_a_newcomer_in_an_epoch_that_was_resumed(died):
+    first = Group([0, 0], 60, 3, seed=2)
+    steps = first.read()
+    for _ in range(4):
+        next(steps)
+    if died:  # then the state lists the samples that are left
+        first.deaths = [(first.ranks[1], 1)]
+        first.look()
+    done = Counter(sample for one in first.ranks for step in one.made for sample in step) + first.trained
+    state = json.loads(json.dumps(first.ranks[0].division.state_dict(2)))
+    assert ("left" in state) == died
+    group = Group([1, 0, 0], 60, 2, seed=2)
+    for one in group.ranks:
+        one.division.load_state_dict(state)
+    group.joins = [0]
+    group.look()
+    steps = group.read()
+    for _ in range(4):
+        next(steps)
+    group.joins, group.deaths = [1], [(group.ranks[0], 0)]
+    group.look()
+    list(steps)
+    assert done + group.ended() == Counter(range(60))
+
+
 def test_more_newcomers_than_samples():
     group = Group([0], 3, 2, seed=1)
     group.joins = [0, 0, 0]
@@ -414,6 +440,16 @@ def test_more_newcomers_than_samples():
     list(group.read())
     assert [sum(map(len, one.made)) for one in group.ranks] == [1, 1, 1, 1]
     assert set(group.ended()) == set(range(3))
+
+
+def test_a_newcomer_checks_a_division_that_the_others_lack():
+    group = Group([0], 12, 8, seed=1)
+    group.joins = [0]
+    group.look()
+    new = group.ranks[1]
+    with pytest.raises(ValueError, match="batch_size=7: 12 samples on 2 ranks allow 1 to 6"):
+        gg.Division(12, 7, new, seed=1)
+    assert len(gg.Division(12, 8, new, seed=1)) == 1
 
 
 def test_newcomers_that_leave_no_full_batch_bring_a_warning():

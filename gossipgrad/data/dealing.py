@@ -61,6 +61,11 @@ def furthest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]
     return {key: max(number, other.get(key, 0)) for key, number in one.items()}
 
 
+def key_of(*arguments: int) -> str:
+    """Those of a Dealing up to its seed: equal on all ranks."""
+    return json.dumps(arguments)
+
+
 class Dealing:
     """The parts of this rank's epoch, and how far it has been read.
 
@@ -81,8 +86,7 @@ class Dealing:
     ) -> None:
         self.samples, self.batch_size, self.accumulate = samples, batch_size, accumulate
         self.shuffle, self.drop_last, self.seed = shuffle, drop_last, seed
-        # Equal on all ranks for divisions of one set.
-        self.key = json.dumps([samples, batch_size, accumulate, shuffle, drop_last, seed])
+        self.key = key_of(samples, batch_size, accumulate, shuffle, drop_last, seed)
         self.rank, self.size = ranks.rank, ranks.size
         self.epoch = 0
         self._ranks = ranks
@@ -172,7 +176,7 @@ class Dealing:
         return self._first(part, share, batches)
 
     def _batch(self, number: int) -> list[int]:
-        part = next(one for one in reversed(self._parts) if one.begin <= number and len(one.order))
+        part = [one for one in self._parts if one.begin <= number and len(one.order)][-1]
         batch, count = number - part.begin, self._batches(part)
         share = len(part.order)
         begin = self._first(part, share, batch)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sized
 from typing import Any
 
-from gossipgrad.data.dealing import Batches, Dealing, Ranks
+from gossipgrad.data.dealing import Batches, Dealing, Ranks, key_of
 from gossipgrad.errors import counted, flag, integer, warn
 from gossipgrad.launch import origin
 
@@ -37,7 +37,8 @@ class Division(Dealing):
 
     A new rank makes its Division with the same arguments, and begins where the others are: `epoch` is theirs. For the
     batches that they have read ahead it has as many of its own: smaller ones if few samples are left, and at least one
-    sample in each. With drop_last these are full. Some samples are then read twice.
+    sample in each. With drop_last these are full. Some samples are then read twice. Divisions that are read at the same
+    time need different arguments, such as their seeds: by these a new rank finds the others'.
 
     ValueError: a batch larger than the smallest rank's part; on a new rank, an epoch before the others'.
     """
@@ -57,17 +58,18 @@ class Division(Dealing):
         batch_size, accumulate = integer("batch_size", batch_size, 1), integer("accumulate", accumulate, 1)
         shuffle, drop_last, seed = flag("shuffle", shuffle), flag("drop_last", drop_last), integer("seed", seed, 0)
         survivor: Any = getattr(ranks, "_survivor", None)  # where ranks may die
+        arguments = samples, batch_size, accumulate, shuffle, drop_last, seed
+        heard = None if survivor is None else survivor.heard.pop(key_of(*arguments), None)
         smallest = samples // ranks.size
-        joins = survivor is not None and survivor.heard  # of the same sizes in the group
-        if batch_size > smallest and not joins:
+        if batch_size > smallest and heard is None:
             raise ValueError(
                 f"batch_size={batch_size}: {counted(samples, 'sample')} on {counted(ranks.size, 'rank')} "
                 f"allow 1 to {smallest}"
             )
-        super().__init__(samples, batch_size, accumulate, shuffle, drop_last, seed, ranks, survivor)
+        super().__init__(*arguments, ranks, survivor)
         self._joined: int | None = None  # the epoch in which this newcomer has joined the others
-        if joins and self.key in survivor.heard:
-            self._take(survivor.heard.pop(self.key))
+        if heard is not None:
+            self._take(heard)
             self._joined = self.epoch
         if survivor is not None:
             survivor.watch(self)
