@@ -142,7 +142,7 @@ def test_the_pages_job_saves_is_queued_again_and_resumes(tmp_path, monkeypatch):
     text = text[text.index("## In a batch job") : text.index("## In a virtual cluster")]
     job_, node, _ = re.findall(r"```\n(.*?)```", text, re.DOTALL)
     (tmp_path / "job.sh").write_text(job_)
-    small = node.replace("8 * SLURM", "1 * SLURM").replace("sleep 400", "sleep 0").replace(" train ", " script.py ")
+    small = node.replace("8 * SLURM", "1 * SLURM").replace("sleep 400", "sleep 0").replace('"train ', '"script.py ')
     (tmp_path / "node.sh").write_text(small)
     (tmp_path / "script.py").write_text(TRAINS)
     commands = tmp_path / "bin"
