@@ -514,16 +514,26 @@ def test_an_agent_looks_while_it_starts_its_ranks():
     assert order == [0, "look", 1, "look"] and one.started
 
 
-def test_an_agent_parts_before_the_last_output(monkeypatch):
-    """Children of ranks may keep the pipes open: the coordinator must not take the node for dead meanwhile."""
+def test_an_agent_parts_before_the_last_output():
+    """Children of ranks may keep the pipes open: the coordinator must not take the node for dead meanwhile.
+
+    It closes the connection when the coordinator has done so: with messages unread, TCP drops what is on its way.
+    """
     order = []
+
+    def receive():
+        order.append("reads")
+        if order.count("reads") > 1:
+            raise EOFError
+        return [{"kind": "beat", "number": 1}]
+
     one = object.__new__(Agent)
     one.running, one.wanted, one.code, one.deadline, one.ranks, one.finished = {}, [], 0, None, [], []
-    one.line = argparse.Namespace(proven=True, out=b"", close=lambda: order.append("closed"))
-    one.line.send = lambda message: order.append(message["kind"])
+    one.line = argparse.Namespace(proven=True, out=b"", close=lambda: order.append("closed"), receive=receive)
+    one.line.send, one.line.flush = lambda message: order.append(message["kind"]), lambda: None
     one.outputs = {1: argparse.Namespace(end=lambda: order.append("output"))}
     assert one.wait(set()) == 0
-    assert order == ["bye", "closed", "output"]
+    assert order == ["bye", "reads", "reads", "closed", "output"]
 
 
 def test_one_command_starts_one_node(monkeypatch):

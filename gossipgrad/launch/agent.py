@@ -30,7 +30,7 @@ _BEATS = 5  # a lease
 _TO_SAVE = 30.0  # seconds for ranks that save when there is no coordinator
 _TO_RETRY = 0.5
 _TO_ENTER = 10.0  # seconds for the coordinator's answer to a node that joins
-_TO_SAY = 2.0  # seconds for the last words
+_TO_SAY = 2.0  # max seconds until the coordinator has heard the last words
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -478,8 +478,9 @@ class Agent(Job):
         if self.line is not None:
             self._send({"kind": "bye", **self._news()})
             until = time.monotonic() + _TO_SAY
+            # The coordinator closes the connection when it has heard that; a close here could drop what is on its way.
             with contextlib.suppress(OSError, EOFError, DroppedError):
-                while (self.line.out or not self.line.proven) and time.monotonic() < until:
+                while time.monotonic() < until:
                     self.line.receive()
                     self.line.flush()
                     signal.sigtimedwait({signal.SIGIO}, 0.01)
