@@ -17,7 +17,7 @@ exclude_patterns = ["_build"]
 default_role = "code"
 highlight_language = "sh"  # of blocks without a language
 nitpicky = True  # a type that the reference does not hold is an error, but for those of others
-_INNER = r"gossipgrad\.(_core|data\.division|state\.outputs|show|torch\.group)"
+_INNER = r"gossipgrad\.(_core|data\.dealing|state\.outputs|show|torch\.group)"
 nitpick_ignore_regex = [("py:.*", rf"(os|pathlib|numpy|collections|{_INNER})\..*|Record")]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
