@@ -446,15 +446,20 @@ def test_what_a_coordinator_refuses_and_drops(coordinated):
     assert agents[1].hears("end")["code"] == 5
 
 
-def test_a_dead_node_is_told_after_all_have_told_what_they_know_of_it(coordinated):
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_dead_node_is_told_after_all_have_told_what_they_know_of_it(restarted, coordinated):
+    """restarted: the node does not come to the next coordinator. Its last votes may still be on their way to others."""
     begin, said = coordinated
     one, port = begin()
-    facts = {"size": 3, "nodes": 3}
-    agents = [Fake(port, node).hello(**facts) for node in (0, 1, 2)]
-    for agent in agents:
-        agent.hears("start")
+    facts = {"size": 3, "nodes": 3, "started": restarted}
+    agents = [Fake(port, node).hello(**facts) for node in ((0, 1) if restarted else (0, 1, 2))]
     own = host(3)
     tell(own, 0, trains=1)
+    if restarted:
+        wait_for(lambda: one.started)
+        one.nodes[2].last -= 3600
+    for agent in agents:
+        agent.hears("start")
     tell(own, 2, vote=9)  # heard by rank 0 alone
     one.nodes[2].last -= 3600  # its agent was silent for so long
     assert [agent.hears("freeze")["ranks"] for agent in agents[:2]] == [[2], [2]]

@@ -290,15 +290,14 @@ class Coordinator:
             self.keeper.restore(bytes.fromhex(self.newest[1]))
             self.joined = set(self.keeper.view()["ranks"])  # the other one has said so
             say("the coordinator goes on where another was")
-        lost = {rank for node in self.nodes if node.state == "dead" for rank in node.ranks}
-        for rank in lost:
-            self.pages.freeze(rank)
-        for rank in sorted(self.dead | lost):
+        for rank in sorted(self.dead):
             self.keeper.died(rank)
-        self.dead |= lost
-        if self.keeper.poll() == "ended" or (lost and not self._others_train()):
+        if self.keeper.poll() == "ended":
             self.end(1)
         self._publish(always=True)
+        for node in self.nodes:
+            if node.state == "dead" and set(node.ranks) - self.dead:
+                self._freeze(node)
 
     def _missed(self) -> None:
         """Some nodes have not come in time: all end."""
@@ -404,13 +403,17 @@ class Coordinator:
         self._answered(node.number)
         if self.gathering:
             self._gathered()
-        elif not self.ending and not known:
-            others = {one.number for one in self.nodes if one.state == "here"}
-            self.freezing.append((node, others))
-            for one in self.nodes:
-                if one.line is not None:
-                    self._send(one.line, {"kind": "freeze", "ranks": node.ranks})
-            self._frozen()
+        elif not known:
+            self._freeze(node)
+
+    def _freeze(self, node: Node) -> None:
+        """Declare the ranks of a dead node dead, when the others have told all that they know of their votes."""
+        if self.ending:
+            return
+        others = {one.number for one in self.nodes if one.state == "here"}
+        self.freezing.append((node, others))
+        self._send_all({"kind": "freeze", "ranks": node.ranks})
+        self._frozen()
 
     def _answered(self, number: int, ranks: list[int] | None = None) -> None:
         """This node has told all that it knows of a dead one's votes, or never will."""
