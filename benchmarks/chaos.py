@@ -423,7 +423,9 @@ class Chaos:
         if isinstance(job, Hosts):
             few = len(job.relays) - nodes <= (len(job.relays) - 2) * share
             node_less = node_less and spare and (few or self.joins)
-        allowed = {"kill": one_less, "agent": node_less, "coordinator": COORDINATOR not in self.hit}
+        # New ranks need a coordinator to join: while they are awaited it is spared.
+        coordinator = COORDINATOR not in self.hit and (len(living) > 2 or not self.respawns)
+        allowed = {"kill": one_less, "agent": node_less, "coordinator": coordinator}
         kinds = [kind for kind in self.kinds if allowed.get(kind, True)]
         if not kinds:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 from pathlib import Path
 
@@ -83,6 +84,20 @@ def test_a_dead_host_may_have_made_more_steps_than_it_has_told(kind, size, wrong
     one.faults[0].kind = kind
     chaos.audit(one, 2, True)
     assert one.problems == [f"epoch 1: 180 samples of {size} in steps, 20 trained again"] * wrong
+
+
+@pytest.mark.parametrize(("living", "spared"), [(2, True), (3, False)])
+def test_a_coordinator_is_spared_while_new_ranks_are_awaited(living, spared, chaos, monkeypatch, tmp_path):
+    """Else each fault would kill it, and nobody could join."""
+    asked = argparse.Namespace(seed=1, minutes=1, faults=3, stop=1.0, lease=1.0, stopped=1.0)
+    asked.kinds = ["coordinator"]
+    monkeypatch.setattr(chaos, "training", lambda folder: [(node, 100 + node) for node in range(living)])
+    monkeypatch.setattr(chaos, "has_join", lambda: True)
+    one = chaos.Chaos(asked, True)
+    killed = []
+    one._coordinator = lambda job, fault: killed.append(fault)
+    one._fault(argparse.Namespace(folder=tmp_path, ranks=8), 0.5)
+    assert (killed == []) == spared
 
 
 def test_others_stand_still(chaos):
