@@ -148,7 +148,7 @@ class _Monitor(Callback):
     """
 
     argument = "monitor"  # the caller's name for it, for errors; the command line's begin with "-"
-    known: tuple[str, ...] = ("best", "best_epoch", "since")  # attributes that follow from the epochs so far
+    known: tuple[str, ...] = ("best", "best_epoch", "since")  # attributes that a newcomer takes from its donor
 
     def __init__(self, monitor: str | None, mode: Mode | None, min_delta: float) -> None:
         if monitor is not None and not isinstance(monitor, str):
@@ -205,7 +205,7 @@ class _Monitor(Callback):
 
 
 def known_of(callbacks: Sequence[Callback]) -> list[list[Any]]:
-    """What each monitor knows of the epochs so far: its class, its monitor and its attributes, as JSON has them."""
+    """List each monitor's class, monitor and `known` attributes, for a newcomer; JSON can write them."""
     monitors = [one for one in callbacks if isinstance(one, _Monitor)]
     return [[type(one).__name__, one.monitor, [getattr(one, name) for name in one.known]] for one in monitors]
 
@@ -363,7 +363,10 @@ class Checkpoint(_Monitor):
     same step. That step is saved to `path`, and SavedOnSignal is raised: exit code 75. In the main thread alone.
     A checkpoint includes changes by earlier callbacks in the list at the end of the epoch, such as the rate.
     While fit runs, no other run can save to these paths: it is refused with a CheckpointError before it trains.
+    Saves are collective, so a new rank that joins takes save_last, save_best, every and save_on_signal of the others.
     """
+
+    known = (*_Monitor.known, "save_last", "save_best", "every", "save_on_signal")
 
     def __init__(
         self,

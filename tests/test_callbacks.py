@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import gossipgrad as gg
-from gossipgrad.callbacks import Progress
+from gossipgrad.callbacks import Progress, known_of, take_known
 from gossipgrad.history import flat
 from gossipgrad.state import checkpoint_files
 
@@ -516,3 +516,12 @@ assert len(t.fit(train, test, batch_size=8, callbacks=alone, progress=False)) ==
 """
     out = mpirun(2, program).stdout
     assert "0: rank 1: of one rank" in out and "1: of one rank" in out
+
+
+def test_a_new_rank_saves_when_the_others_do():
+    """Saves are collective; the command of a host that joins may leave these options out."""
+    donors, own = gg.Checkpoint("a", save_best=False, every=5, save_on_signal=True), gg.Checkpoint("a")
+    donors.best = 0.5
+    take_known([own], json.loads(json.dumps(known_of([donors]))))
+    assert (own.save_last, own.save_best, own.every, own.save_on_signal) == (True, False, 5, True)
+    assert own.best == 0.5
