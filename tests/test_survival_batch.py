@@ -173,6 +173,32 @@ def test_the_pages_job_saves_is_queued_again_and_resumes(tmp_path, monkeypatch):
     assert subprocess.run(["bash", "job.sh"], timeout=60, check=False).returncode == 0
 
 
+def test_the_pages_job_has_the_coordinators_code_after_two_signals(tmp_path):
+    text = PAGE.read_text()
+    waits = text[text.index("step=$!\n") : text.index("timeout 10 tail")].replace("' USR1\n", "' USR1\ntouch waits\n")
+    (tmp_path / "job.sh").write_text(f"""mkfifo ends
+(trap '' USR1; read line <ends; exit 75) &
+coordinator=$!
+(trap 'echo >>signals' USR1; touch passes; while [ ! -e over ]; do sleep 0.02; done) &
+{waits}
+touch over
+exit $code""")
+    job_ = subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, start_new_session=True)
+    try:
+        wait_for(lambda: all((tmp_path / name).exists() for name in ("ends", "waits", "passes")))
+        signals = tmp_path / "signals"
+        for count in (1, 2):
+            time.sleep(0.1)  # it waits
+            job_.send_signal(signal.SIGUSR1)
+            wait_for(lambda count=count: signals.exists() and len(signals.read_text()) == count)
+        time.sleep(0.1)
+        (tmp_path / "ends").write_text("\n")
+        assert job_.wait(10) == 75
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job_.pid, signal.SIGKILL)
+
+
 def is_free(port):
     with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
         return True
