@@ -60,7 +60,7 @@ def test_a_killed_command_is_the_death_of_its_ranks_alone(job, tmp_path):
     wait_for(one.trains)
     run.kill()
     assert agent.wait(60) == 0 and coordinator_.wait(60) == 0, one.said("agent0")
-    check(one.result(), 4, [2, 3], host=True)
+    check(one.result(), 4, [2, 3])
 
 
 def test_a_node_that_never_comes_ends_a_job_that_waits_no_longer(coordinated):
