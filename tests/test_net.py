@@ -302,6 +302,28 @@ def test_a_rank_that_does_not_connect_is_named(handshakes):
         zero.run()
 
 
+@pytest.mark.parametrize(
+    ("dial", "said"),
+    [
+        (None, r"rank 1 waits for rank 0, which has ended before it had connected \(.*refused"),
+        (TimeoutError, "rank 1: waited 60 s for rank 0, which is on another node, to connect"),
+    ],
+)
+def test_a_rank_that_cannot_be_reached_is_named(handshakes, monkeypatch, dial, said):
+    _, one, _ = handshakes(b"s" * 32, b"s" * 32)
+
+    def fails(*_, **__):
+        raise dial
+
+    if dial is not None:
+        monkeypatch.setattr(net.socket, "create_connection", fails)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # it does not listen
+        one.addresses[0] = closed.getsockname()
+        with pytest.raises(CommunicationError, match=said):
+            one.run()
+
+
 def test_a_newcomer_tries_again_until_the_view_tells_of_a_death(monkeypatch):
     """Without a coordinator no view tells of it. A rank that lives and has dropped the connection takes the next."""
     monkeypatch.setattr(net, "_TO_PROVE", 0.0)

@@ -212,10 +212,11 @@ class _Handshakes:
         """
         begin = time.monotonic()
         for left in reversed(range(_TRIES if self.views is not None else 1)):
-            one = self._dial(other)
-            if one is None:
-                return None
+            one: socket.socket | None = None
             try:
+                one = self._dial(other)
+                if one is None:
+                    return None
                 self._prove(one, other)
             except TimeoutError:
                 raise self._late(other) from None
