@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +14,7 @@ from conftest import run_group
 from survival_runs import survived
 from test_net import RUN
 
-from gossipgrad.launch import failure
+from gossipgrad.launch import failure, origin
 
 SCRIPT = """
 import json, os, signal, sys
@@ -219,12 +222,14 @@ class _EndedError(Exception):
     pass
 
 
+@pytest.mark.parametrize("size", [1, 2])  # that the job has begun with
 @pytest.mark.parametrize("joined", [False, True])
-def test_an_error_of_a_new_rank_ends_it_at_once(joined, monkeypatch):
+def test_an_error_of_a_new_rank_ends_it_at_once(joined, size, monkeypatch):
     """Nobody knows it yet: it waits for no other rank's report, and leaves the one report of all ranks to them."""
     happened = []
-    monkeypatch.setattr(failure, "launched_size", lambda: 2)
-    monkeypatch.setattr(failure, "launched_rank", lambda: 2)
+    monkeypatch.setattr(failure, "launched_size", lambda: size)
+    monkeypatch.setattr(failure, "launched_rank", lambda: size)
+    monkeypatch.setattr(failure, "may_grow", lambda: True)
     monkeypatch.setattr(failure, "has_joined", joined)
     monkeypatch.setattr(failure, "first_to_report", lambda: happened.append("first") or False)
     monkeypatch.setattr(failure.time, "sleep", lambda seconds: happened.append(seconds))
@@ -239,4 +244,22 @@ def test_an_error_of_a_new_rank_ends_it_at_once(joined, monkeypatch):
     monkeypatch.setattr(failure, "threading", SimpleNamespace(Timer=lambda *_: SimpleNamespace(start=lambda: None)))
     with pytest.raises(_EndedError):
         failure.end_all_ranks(happened.append, 1, ValueError("its own"))
-    assert happened == ([1.0, "first", 30.0, 0.1] if joined else ["rank 2: "])
+    assert happened == ([1.0, "first", 30.0, 0.1] if joined else [f"rank {size}: "])
+
+
+@pytest.mark.parametrize("new", [0, 1])
+def test_errors_of_a_rank_that_others_may_join_are_seen(new, monkeypatch):
+    """An uncaught one, and sys.exit(1): else the end of the process waits for the others, which stand still."""
+    for name in ("excepthook", "exit"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    for name in ("_guarded", "exits_with_error"):
+        monkeypatch.setattr(failure, name, 0)
+    monkeypatch.setattr(origin, "parent_rank", lambda: None)
+    monkeypatch.setenv(origin.NET, json.dumps({"rank": 0, "members": 1, "size": 1 + new}))
+    monkeypatch.setattr(failure, "launched_size", lambda: 1)
+    before = sys.excepthook
+    failure.guard()
+    with pytest.raises(SystemExit):
+        sys.exit(1)
+    assert failure.exits_with_error == (new == 1) and (sys.excepthook is before) == (new == 0)

@@ -163,7 +163,7 @@ def main(argv: list[str]) -> int:
         code = 128 + signal.SIGTERM
         if failure.launched_rank() == 0 and failure.first_to_report():
             _quietly(f"terminated{checkpoint_files.last_checkpoint(checkpoint)}")("")
-        if failure.launched_size() > 1:  # the launcher is ending the other ranks as well
+        if failure.several():  # the launcher is ending the other ranks as well
             sys.stdout.flush()
             os._exit(code)
     except KeyboardInterrupt:

@@ -24,7 +24,15 @@ from types import TracebackType
 from typing import NoReturn
 
 from gossipgrad import _core
-from gossipgrad.launch.origin import all_here, by_net, job_folder, launcher_rank, launcher_world_size, variable
+from gossipgrad.launch.origin import (
+    all_here,
+    by_net,
+    job_folder,
+    launcher_rank,
+    launcher_world_size,
+    may_grow,
+    variable,
+)
 
 # Seconds. Rank 0 reports an error of all ranks if it comes within this time, else the first rank of a host that can.
 HEAD_START = 1.0
@@ -47,6 +55,11 @@ def launched_size() -> int:
 def launched_rank() -> int:
     """This process's rank in the launcher's world; 0 without a launcher."""
     return launcher_rank() or 0
+
+
+def several() -> bool:
+    """True if there are other ranks, or there may be later."""
+    return launched_size() > 1 or may_grow()
 
 
 def mark(name: str) -> str:
@@ -128,7 +141,7 @@ def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException
     Returns if there is no MPI world to end: a single process, or MPI not started yet.
     """
     size, rank = launched_size(), launched_rank()
-    if size == 1:
+    if not several():
         _report(report, "")
         return
     if _others_go_on(error):
@@ -207,7 +220,7 @@ def guard() -> None:
     function of this package, such as fit: the others are in that function and wait.
     """
     global _guarded
-    if _guarded or launched_size() < 2:
+    if _guarded or not several():
         return
     _guarded = os.getpid()
     before, before_in_thread = sys.excepthook, threading.excepthook

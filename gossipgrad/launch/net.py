@@ -38,13 +38,12 @@ _TRIES, _TO_RETRY = 10, 0.1  # of a newcomer whose connections end, and seconds 
 _connected = False
 
 
-_may_grow = False
 _first = 0
 
 
 def may_grow() -> bool:
     """True if processes that are started later may join the ranks."""
-    return _may_grow
+    return origin.may_grow()
 
 
 def first_size() -> int:
@@ -54,7 +53,7 @@ def first_size() -> int:
 
 def connect(timeout: float = 0.0) -> None:
     """Make this process's links, once. timeout: seconds to wait for ranks of other nodes; 0: for ever."""
-    global _connected, _may_grow, _first
+    global _connected, _first
     if _connected:
         return
     facts = json.loads(origin.variable(origin.NET))
@@ -63,7 +62,6 @@ def connect(timeout: float = 0.0) -> None:
             os.set_inheritable(fd, False)
     rank, nodes = facts["rank"], facts["nodes"]
     _first = facts["members"]
-    _may_grow = _first < facts["size"]
     sockets = [-1] * facts["size"]
     try:
         if facts["listener"] >= 0:

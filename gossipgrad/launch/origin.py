@@ -142,6 +142,12 @@ def survives() -> bool:
     return by_net() and json.loads(variable(NET)).get("views", -1) >= 0
 
 
+def may_grow() -> bool:
+    """True if processes that are started later may join the ranks."""
+    facts = json.loads(variable(NET)) if by_net() else {}
+    return "members" in facts and facts["members"] < facts["size"]
+
+
 def is_newcomer() -> bool:
     """True if this process is a rank that was started after the first ones."""
     facts = json.loads(variable(NET)) if by_net() else {}
