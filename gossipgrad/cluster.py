@@ -246,13 +246,13 @@ def by_mpi(comm: Any) -> bool:
 def refuse(comm: Any, call: str, error: Exception) -> NoReturn:
     """Raise this error, met before the group was made, on all ranks of `comm` that come to `call`.
 
-    On a newcomer alone, whose group has no others yet.
+    On a newcomer alone before it has joined: its group has no others yet.
     """
-    if origin.is_newcomer():
+    if origin.is_newcomer() and not failure.has_joined:
         raise error
     is_group = comm is None or callable(getattr(comm, "py2f", None))
     several = by_mpi(comm) or (origin.by_net() and comm is None)
-    if several and is_group and (comm is not None or failure.launched_size() > 1):
+    if several and is_group and (comm is not None or failure.several()):
         try:
             team = make_team(comm, agreement.error_patience(), error=error)
         except CommunicationError:  # the others never reach the creation of groups

@@ -14,7 +14,8 @@ from conftest import run_group
 from survival_runs import survived
 from test_net import RUN
 
-from gossipgrad.launch import failure, origin
+from gossipgrad import cluster
+from gossipgrad.launch import agreement, failure, origin
 
 SCRIPT = """
 import json, os, signal, sys
@@ -263,3 +264,19 @@ def test_errors_of_a_rank_that_others_may_join_are_seen(new, monkeypatch):
     with pytest.raises(SystemExit):
         sys.exit(1)
     assert failure.exits_with_error == (new == 1) and (sys.excepthook is before) == (new == 0)
+
+
+@pytest.mark.parametrize(("rank", "joined"), [(1, False), (1, True), (0, False)])
+def test_all_ranks_that_train_together_agree_on_an_error(rank, joined, monkeypatch):
+    """A new rank does before another group, when it has joined. The job has begun with one rank."""
+    refused = []
+    monkeypatch.setattr(origin, "parent_rank", lambda: None)
+    monkeypatch.setenv(origin.NET, json.dumps({"rank": rank, "members": 1, "size": 2}))
+    monkeypatch.setattr(failure, "launched_size", lambda: 1)
+    monkeypatch.setattr(failure, "has_joined", joined)
+    monkeypatch.setattr(cluster, "make_team", lambda *_, **__: "team")
+    monkeypatch.setattr(agreement, "refuse", lambda *call: refused.append(call))
+    error = ValueError("wrong")
+    with pytest.raises(ValueError, match="wrong"):
+        cluster.refuse(None, "Trainer", error)
+    assert refused == ([] if rank == 1 and not joined else [("team", "Trainer", error)])
