@@ -446,6 +446,21 @@ def test_what_a_coordinator_refuses_and_drops(coordinated):
     assert agents[1].hears("end")["code"] == 5
 
 
+@pytest.mark.parametrize("gathering", [False, True])
+def test_agents_that_come_while_others_end(gathering, coordinated):
+    """One whose ranks train ends them. One that has started none would wait for ranks that do not exist."""
+    begin, _ = coordinated
+    one, port = begin()
+    facts = {"size": 3, "nodes": 3, "started": True}
+    agents = [Fake(port, node).hello(**facts) for node in ((0, 1) if gathering else (0, 1, 2))]
+    wait_for(lambda: len([node for node in one.nodes if node.state == "here"]) == len(agents))
+    agents[0].say("end", code=5)
+    assert [agent.hears("end")["code"] for agent in agents] == [5] * len(agents)
+    assert Fake(port, 1).hello(**facts).hears("end")["code"] == 5  # its connection had broken
+    late = Fake(port, 2).hello(**{**facts, "started": False})
+    assert late.hears("refused")["why"] == "the job has ended"
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_dead_node_is_told_after_all_have_told_what_they_know_of_it(restarted, coordinated):
     """restarted: the node does not come to the next coordinator. Its last votes may still be on their way to others."""

@@ -229,6 +229,8 @@ class Coordinator:
             why = f"node {number} has {'ended' if self.nodes[number].state == 'left' else dead}"
         elif self.nodes[number].token not in ("", m["token"]):
             why = f"node {number} is another process"
+        elif self.ending and not m["started"]:
+            why = "the job has ended"
         if why:
             self._refuse(line, why)
             return None
@@ -241,6 +243,9 @@ class Coordinator:
         if self.gathering and int(m["serial"]) > self.newest[0]:
             self.newest = (int(m["serial"]), str(m["slot"]))
         self._tell(m["pages"])
+        if self.ending:
+            self._send(line, {"kind": "end", "code": self.code})
+            return node
         if self.gathering:
             self.dead |= {int(rank) for rank in m["dead"]}
             for left in m["left"]:
