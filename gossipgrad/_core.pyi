@@ -109,8 +109,8 @@ class Team:
         survives: bool = False,
         joins: list[int] | None = None,
     ) -> Team:
-        """survives: of a net whose ranks may die (net_start): the caller goes on without them. Otherwise a call that waits
-        for more than a second raises PeerError when one has died.
+        """survives: of a net whose ranks may die (net_start): the caller goes on without them. Otherwise a call that
+        waits for more than a second raises PeerError when one has died.
 
         deaths: of virtual ranks: rank, step, messages sent in it before. detect: seconds until the others know.
         joins: the step from which each newcomer, a virtual rank beyond `size`, is ready; ascending.
@@ -374,11 +374,11 @@ class Trainer:
         """After run: goes on without the ranks that have died, and with newcomers. Returns the new view, or None without
         a change. "whole": False: ranks have died before newcomers had their state, so the view changes again."""
     def set_text(self, text: builtins.bytes, /) -> None:
-        """What newcomers hear from this process's ranks beside their state."""
+        """Sets the text that newcomers hear from this process's ranks, beside the state."""
     def hear(self) -> builtins.bytes:
-        """A newcomer takes the view that has come, and hears its donor's text. PeerError: await the next view."""
+        """Takes the view that has come, and returns the donor's text; on a newcomer. PeerError: await the next view."""
     def join(self) -> dict[str, Any] | None:
-        """Then it takes the state; returns the view. None, or PeerError: await the next view."""
+        """Takes the donor's state, after `hear`, and returns the view. None, or PeerError: await the next view."""
     def check_survival(self) -> None:
         """ValueError if ranks may die, and the strategy or the data need all of them."""
     def run(self, steps: int, watch: Callable[[], object] | None = None) -> int:
@@ -542,9 +542,9 @@ class Exchange:
         """Gives the text and the state to the newcomers whose donor this is, and waits until all newcomers have theirs.
         False: ranks have died before, so the view changes again."""
     def hear(self) -> builtins.bytes:
-        """A newcomer takes the view that has come, and hears its donor's text. PeerError: await the next view."""
+        """Takes the view that has come, and returns the donor's text; on a newcomer. PeerError: await the next view."""
     def join(self) -> bool:
-        """Then it takes the state. False, or PeerError: await the next view."""
+        """Takes the donor's state, after `hear`. False, or PeerError: await the next view."""
     # state. Collective, but for weights and gradients
     def weights(self, rank: int = 0, /) -> dict[str, NDArray[np.float32]]:
         """Arrays that share the rank's memory and keep the object alive; current from need to ready, after wait and

@@ -57,12 +57,12 @@ class Cut:
 
 
 def furthest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """Of two ranks' numbers the greater ones."""
+    """Takes the larger of both ranks' counts, by key."""
     return {key: max(number, other.get(key, 0)) for key, number in one.items()}
 
 
 def key_of(*arguments: int) -> str:
-    """Those of a Dealing up to its seed: equal on all ranks."""
+    """Names a Dealing by its arguments from samples to seed, which are equal on all ranks."""
     return json.dumps(arguments)
 
 
@@ -223,7 +223,7 @@ class Dealing:
         return bool(getattr(self._ranks, "lives", True))
 
     def told(self) -> dict[str, int]:
-        """What the others hear when the view changes. Each rank goes by the greatest number.
+        """Counts that other ranks hear when the view changes. Each rank goes by the largest of each.
 
         asked    batches that this rank keeps.
         trained  batches whose steps have been made.
@@ -301,10 +301,10 @@ class Dealing:
                 found += max(0, last - first)
         return found
 
-    # ---- what newcomers hear
+    # ---- the place in the epoch, for newcomers
 
     def position(self) -> dict[str, Any]:
-        """This epoch for a newcomer; the next one after the last meeting of all ranks."""
+        """Describes this epoch for a newcomer; after the last meeting of all ranks, the next epoch."""
         one = self._iteration
         if one is not None and one.over:
             return {"epoch": self.epoch + 1, "divisions": [], "rest": None}
@@ -316,7 +316,7 @@ class Dealing:
 
     @staticmethod
     def heard(key: str, position: Mapping[str, Any], ranks: Ranks, survivor: Any) -> Dealing:
-        """A newcomer's, which no Division of its own has taken yet."""
+        """Makes a newcomer's Dealing from the `position` of another rank; its gg.Division takes it later."""
         samples, batch_size, accumulate, shuffle, drop_last, seed = json.loads(key)
         found = Dealing(samples, batch_size, accumulate, shuffle, drop_last, seed, ranks, survivor)
         found.epoch, found._divisions, found._rest = position["epoch"], position["divisions"], position["rest"]
@@ -330,7 +330,7 @@ class Dealing:
         return found
 
     def _take(self, heard: Dealing) -> None:
-        """Go on at the place of a newcomer."""
+        """Go on at the place of this newcomer's Dealing `heard`."""
         self.epoch, self._divisions, self._rest = heard.epoch, heard._divisions, heard._rest
         self._parts, self._cuts, self._iteration = heard._parts, heard._cuts, heard._iteration
         if self._iteration is not None:
@@ -352,7 +352,7 @@ class Batches(Iterator[list[int]]):
 
     @staticmethod
     def joining(dealing: Dealing, position: Mapping[str, Any]) -> Batches:
-        """A newcomer's: the steps of the others count for it as well."""
+        """Makes a newcomer's iteration; steps of the others count for it as well."""
         one = Batches(dealing, position["begun"])
         one.trained = list(position["trained"])
         one.given = one.trained[-1]

@@ -223,8 +223,8 @@ class Exchange:
     ValueError, TypeError on all ranks: arguments that are not allowed, or differ between ranks.
 
     A process that was started in place of a dead one becomes a rank here: the constructor returns with the weights,
-    moments, step and set learning rate of another rank. ValueError if its arguments differ from the others'. The loop
-    begins at `steps`.
+    moments, step and set learning rate of another rank. ValueError if its arguments differ from the others'; a script
+    that catches it must end, because the others may wait for this rank. The loop begins at `steps`.
 
     All ranks make the same steps. A rank that leaves one out keeps its partners waiting, which `timeout` ends with an
     error. Every step waits for its exchanges before it ends, so weights are current after it. A caller whose gradients
@@ -643,10 +643,11 @@ class Exchange:
             replica._local = local
 
     def _given_to_new(self) -> bytes:
+        """Packs the learning rate that was set, for new ranks."""
         return json.dumps({"rate": self._rate}).encode()
 
     def _take(self, given: bytes) -> None:
-        """The donor's, on a new rank."""
+        """Takes the result of the donor's `_given_to_new`, on a new rank."""
         self._rate = json.loads(given)["rate"]
         self.core.set_schedule(self._schedule(self.steps, 1))
 

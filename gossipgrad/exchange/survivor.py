@@ -47,8 +47,8 @@ class Survivor:
     core     the compiled exchange of now.
     adapt    called after a change, before divisions and callbacks hear of it.
     on_view  the caller's own.
-    facts    what a new rank and the others must have alike, by agreement.flat.
-    give     called on the donor of new ranks, after `adapt`: what they need beside the state of the exchange.
+    facts    agreement.flat of all that must be equal on a new rank and the others.
+    give     called on the donor of new ranks, after `adapt`; returns their state outside of the exchange.
     take     called with it on a new rank, by `join`, when it has the state of the exchange.
 
     grows    new processes may join: the view then changes when a step begins, else when it ends.
@@ -120,7 +120,7 @@ class Survivor:
         return (heard["change"], text[8 + length :]) if self._core().join() else None
 
     def _text(self, change: Record) -> bytes:
-        """What new ranks hear from this donor."""
+        """Packs the facts, the change and the state outside of the exchange, for new ranks of this donor."""
         own = json.dumps({"facts": self._facts, "change": change}).encode()
         return len(own).to_bytes(8, "little") + own + self._give()
 

@@ -385,10 +385,10 @@ class Job:
         return not self.running
 
     def has_started_one(self) -> None:
-        """Others may follow."""
+        """Called after the start of each of the first ranks."""
 
     def part(self) -> None:
-        """All is over here; what ranks have printed may still come."""
+        """Called when all ranks here have ended, before `wait` awaits the rest of their output."""
 
     def wait(self, signals: set[int]) -> int:
         while not self.is_over():

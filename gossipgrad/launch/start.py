@@ -67,8 +67,8 @@ MORE = """
 options of --survive (docs/survival.md):
   --min-ranks N       fewer than N ranks end (default: 1)
   --respawn N         a new rank is started for each that dies, and joins the
-                      others' fit: at most N in all, with those of "gossipgrad
-                      join" (default: 0)
+                      others in fit, gg.Exchange or gg.torch.wrap: at most N
+                      in all, with those of "gossipgrad join" (default: 0)
   --stopped SECONDS   a rank that SIGSTOP has stopped for longer is killed, and
                       counts as dead (default: 10)
   --coordinator HOST:PORT

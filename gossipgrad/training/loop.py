@@ -251,7 +251,7 @@ class Loop:
         return trainer.step - state.epoch_begun
 
     def handover(self) -> Record:
-        """What a newcomer must know of this loop to go on with it, between two steps."""
+        """Lists the place in this loop, between two steps, for a newcomer."""
         state = self.trainer.fit_state
         return {
             "pauses": self._pauses,

@@ -22,7 +22,7 @@ def within_change() -> contextlib.AbstractContextManager[None]:
 
 
 def _facts(trainer: Replicas) -> dict[str, str]:
-    """What a newcomer and the group must have alike."""
+    """Facts that must be equal on a newcomer and the group."""
     assert trainer.batches is not None
     facts = trainer._fingerprint(trainer.network)
     fit = {key: trainer.fit_settings.get(key) for key in ("epochs", "shuffle", "shard", "drop_last", "final_mix")}
@@ -31,7 +31,7 @@ def _facts(trainer: Replicas) -> dict[str, str]:
 
 
 def prepare(trainer: Replicas, loop: Callable[[], Record]) -> None:
-    """Before a change of the view: what newcomers hear from this rank."""
+    """Sets the text that newcomers hear from this rank. Called before a change of the view."""
     if trainer.virtual or not trainer.may_grow:
         return
     if trainer.facts_of_fit is None:
