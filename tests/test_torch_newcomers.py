@@ -82,6 +82,16 @@ def test_what_cannot_be_given_is_an_error_of_the_newcomer_alone():
     assert newcomer.count == 4
 
 
+def test_a_buffer_that_the_donor_does_not_have_is_named():
+    """And nothing is written then."""
+    donor, newcomer = Extra(1), Extra(4)
+    newcomer.register_buffer("mine", torch.ones(2))
+    data = given(donor, layers_of(donor), None, None)
+    with pytest.raises(ValueError, match="^this newcomer cannot join: the group's module does not have 'mine'; all"):
+        take(data, newcomer, layers_of(newcomer), None)
+    assert newcomer.part[0] == 4
+
+
 def grown(donor, newcomer):
     """What the core does: the newcomer's arenas and step are its donor's. Then the rest."""
     for name, kind in newcomer._group.core.arenas().items():

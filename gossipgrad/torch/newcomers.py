@@ -52,7 +52,10 @@ def given(module: Any, layers: list[Layer], optimizer: Any, rate: float | None) 
 
 
 def take(data: bytes, module: Any, layers: list[Layer], optimizer: Any) -> float | None:
-    """A newcomer takes the result of `given`; returns the rate that was set. ValueError: the donor's cannot be read."""
+    """Takes the result of `given`, on a newcomer; returns the rate that was set.
+
+    ValueError: the donor's state cannot be read, or lacks a tensor.
+    """
     try:
         state: Mapping[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
@@ -60,7 +63,14 @@ def take(data: bytes, module: Any, layers: list[Layer], optimizer: Any) -> float
         raise _unreadable((text.partition("WeightsUnpickler error: ")[2] or text).partition(". ")[0]) from error
     if "error" in state:
         raise _unreadable(state["error"])
-    for name, tensor in _outside(module, layers).items():
+    own = _outside(module, layers)
+    for name in own:
+        if name not in state["tensors"]:
+            raise ValueError(
+                f"this newcomer cannot join: the group's module does not have {name!r}; allowed: the same buffers and "
+                "frozen parameters on all ranks"
+            )
+    for name, tensor in own.items():
         write(tensor, state["tensors"][name])
     if state["extra"]:
         original(module).load_state_dict(state["extra"], strict=False)
