@@ -7,6 +7,7 @@ import copy
 import gc
 import pickle
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -260,3 +261,19 @@ def test_names_of_a_layer_may_come_one_by_one():
     made = gg.Exchange({"w": np.ones(2), "b": np.ones(1)}, layers={"a": iter(["w", "b"])})
     made.step({"w": np.ones(2), "b": np.ones(1)})
     assert made.steps == 1
+
+
+def test_a_list_of_samples_is_refused_where_new_ranks_may_join():
+    """The group may grow when the step begins: the list is then one of the former ranks."""
+    x = gg.Exchange({"w": np.ones(2)})
+    x._survivor = SimpleNamespace(grows=True, begins=lambda: None, stepped=lambda: None)
+    (replica,) = x.replicas
+    words = r"^samples=\[3\]: not where new ranks may join \(--respawn\), .*allowed: Exchange.step\(samples=n\)"
+    for call in (replica.begin, lambda samples: replica.step({"w": np.ones(2)}, samples=samples)):
+        with pytest.raises(ValueError, match=words):
+            call(samples=[3])
+    assert x.steps == 0
+    x.step({"w": np.ones(2)}, samples=3)
+    x._survivor.grows = False
+    replica.step({"w": np.ones(2)}, samples=[3])
+    assert x.steps == 2

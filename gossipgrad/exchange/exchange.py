@@ -127,7 +127,11 @@ class Replica:
     # ---- a step in its parts
 
     def begin(self, samples: Sequence[int] | None = None) -> None:
-        """Begin a step. samples: of every rank of the group in this step, if they differ."""
+        """Begin a step. samples: of every rank of the group in this step, if they differ.
+
+        ValueError for samples where new ranks may join: the number of ranks is unknown before the step begins.
+        """
+        self._check_samples(samples)
         self._exchange._begins()
         self._exchange._rates_known(self._local)
         self._exchange.core.begin(self._local, samples)
@@ -164,11 +168,19 @@ class Replica:
         self, gradients: Mapping[str, Any] | None = None, *, samples: Sequence[int] | None = None, check: bool = True
     ) -> None:
         """Exchange.step for this rank: in run, where each rank makes its own. samples: as for begin."""
+        self._check_samples(samples)
         self._exchange._begins()
         self._write(gradients)
         self._exchange._rates_known(self._local)
         self._exchange.core.whole_step(self._local, samples, check)
         self._exchange._look()
+
+    def _check_samples(self, samples: Sequence[int] | None) -> None:
+        if samples is not None and self._survivor is not None and self._survivor.grows:
+            raise ValueError(
+                f"samples={samples!r}: not where new ranks may join (--respawn), since the number of ranks is unknown "
+                "before the step begins; allowed: Exchange.step(samples=n), for this rank"
+            )
 
     def _write(self, gradients: Mapping[str, Any] | None) -> None:
         if gradients is not None:
