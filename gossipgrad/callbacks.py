@@ -211,7 +211,7 @@ def known_of(callbacks: Sequence[Callback]) -> list[list[Any]]:
 
 
 def take_known(callbacks: Sequence[Callback], known: Sequence[Any]) -> None:
-    """Let a newcomer's monitors know what the group's do, so that all take the same decisions."""
+    """Give a newcomer's monitors the `known_of` the group's, so that all take the same decisions."""
     monitors = [one for one in callbacks if isinstance(one, _Monitor)]
     own, theirs = ([f"{kind} of {name}" for kind, name, _ in ones] for ones in (known_of(monitors), known))
     if own != theirs:

@@ -72,7 +72,7 @@ class Survivor:
         self.changes: list[Record] = []
         self._divisions: weakref.WeakSet[Dealing] = weakref.WeakSet()
         self._hears = team.newcomer  # the divisions of the others
-        self.heard: dict[str, Dealing] = {}  # of a newcomer: those by keys, until it makes a Division of its own
+        self.heard: dict[str, Dealing] = {}  # a newcomer's by key, until it makes a gg.Division with these arguments
         self._pending: list[Record] = []
         self._dealing = False
 
