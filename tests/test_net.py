@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import signal
 import socket
@@ -361,6 +362,39 @@ def test_a_newcomer_tries_again_until_the_view_tells_of_a_death(monkeypatch):
 
 
 # ---- the command line
+
+
+def test_a_slow_reader_gets_all_lines(monkeypatch):
+    """The pipe of a silent child is given up."""
+    monkeypatch.setattr(net_launcher, "_TO_READ", 0.3)
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    output = net_launcher.Output(writer)
+    silent = os.pipe()
+    sources = [os.pipe() for _ in range(4)]
+    for source, sink in sources:
+        os.write(sink, 4095 * b"x" + b"\n")
+        os.close(sink)
+        output.add(open(source, "rb", buffering=0))
+    output.add(open(silent[0], "rb", buffering=0))
+    output.start()
+    found = []
+
+    def read():
+        time.sleep(0.6)
+        while text := os.read(reader, 4096):
+            found.append(text)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    output.end()
+    assert [one.is_alive() for one in output.threads] == [False] * 4 + [True]
+    os.close(writer)
+    thread.join()
+    assert sum(map(len, found)) == 4 * 4096
+    os.close(silent[1])
+    output.threads[-1].join()
+    os.close(reader)
 
 
 def test_nodes():

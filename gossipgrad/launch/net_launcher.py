@@ -38,7 +38,7 @@ _TO_END = 1.0  # seconds from SIGTERM to SIGKILL
 _TO_READ = 2.0  # seconds for output to arrive after the ranks: their own children may keep the pipes open
 SAVED = 75  # exit code of a rank that has saved, and is to be resumed
 _POLL = 0.0005  # seconds between looks at ranks that change their view
-_TO_LOOK = 0.01  # seconds between looks at newcomers
+_TO_LOOK = 0.01  # seconds between looks at newcomers, and at the last output
 _PR_SET_PDEATHSIG = 1
 
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -101,9 +101,15 @@ class Output:
                 text = text[os.write(self.descriptor, text) :]
 
     def end(self) -> None:
-        until = time.monotonic() + _TO_READ
+        """Wait until the pipes end, for _TO_READ seconds beside those in which a write waits for the reader."""
+        left = _TO_READ
         for thread in self.threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            while left > 0:
+                thread.join(_TO_LOOK)
+                if not thread.is_alive():
+                    break
+                if not self.lock.locked() or _ENDING & signal.sigpending():
+                    left -= _TO_LOOK
 
 
 def _module(name: str) -> Any:
