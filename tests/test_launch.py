@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -501,6 +502,38 @@ def test_an_agent_waits_without_ranks(monkeypatch, waits):
     for now in (0.0, 70.0, 80.0, 2.0, 90.0, 100.0):
         one._look(now)
     assert ended == ([] if waits else [80.0, 100.0])
+
+
+def test_a_launcher_whose_output_waits_for_its_reader_is_not_hung(monkeypatch):
+    """As in a pager, or over a slow line."""
+    monkeypatch.setattr(supervisor, "has_children", lambda process: False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    assert supervisor._is_full(writer) and not supervisor._is_full(-1)
+    is_full = supervisor._is_full
+    monkeypatch.setattr(supervisor, "_is_full", lambda descriptor: descriptor == 1 and is_full(writer))
+    one = supervisor.Supervisor([], {}, True)
+    ended = []
+    one.process, one._begin, one._had, one._kill = SimpleNamespace(pid=0), 0.0, True, lambda: ended.append(now)
+    for now in (1.0, 7.0, 13.0):
+        one._look(now)
+    while is_full(writer):
+        os.read(reader, 65536)
+    for now in (14.0, 19.0):
+        one._look(now)
+    assert ended == [19.0]
+    os.close(reader)
+    os.close(writer)
+
+
+def test_agents_alone_wait_without_ranks(monkeypatch):
+    monkeypatch.setenv("GOSSIPGRAD_SECRET", "0" * 64)
+    net = ["-n", "2", "--transport", "net", "--survive"]
+    assert start.plan([*net, "--coordinator", "127.0.0.1:1", "train"]).waits
+    assert not start.plan([*net, "train"]).waits and not start.plan(["-n", "2", "train"]).waits
 
 
 def test_a_start_of_many_ranks_says_what_it_waits_for(bare, monkeypatch, capsys):

@@ -370,6 +370,7 @@ class Plan:
     saves: bool  # True if SIGTERM and SIGUSR1 let the ranks save
     elsewhere: bool  # True if ranks may write on other hosts, or relative to another folder
     many: int  # ranks, if they are on this host and more than _MANY times its cores; else 0
+    waits: bool = False  # True if the command is an agent, which waits for its coordinator without ranks
 
 
 def _count(option: str, text: str, most: int) -> int:
@@ -508,6 +509,7 @@ def plan(argv: list[str]) -> Plan:
             saves=saves,
             elsewhere=False,
             many=0,
+            waits=bool(hosts),
         )
 
     mpiexec = find_mpiexec()
@@ -707,7 +709,7 @@ def _run(command: list[str], asked: Plan, last: Callable[[str | None], str]) -> 
         script=asked.words is None,
         saves=asked.saves,
         many=asked.many,
-        waits=asked.net,
+        waits=asked.waits,
     )
     try:
         return ranks.run(asked.stdin, lambda: last(asked.checkpoint))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -143,6 +144,13 @@ def _may_be_full(descriptor: int) -> bool:
     except OSError:
         return False
     return not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor))
+
+
+def _is_full(descriptor: int) -> bool:
+    """True if a write would wait for the reader."""
+    with contextlib.suppress(OSError, ValueError):
+        return not select.select([], [descriptor], [], 0)[1]
+    return False
 
 
 # ------------------------------------------------------------------------------------ the supervisor
@@ -294,7 +302,7 @@ class Supervisor:
             self._had, self._alone = True, None
             self._say_of_start(now - self._begin)
         elif not self._waits and (self._had or now - self._begin > _TO_START):
-            self._alone = self._alone or now
+            self._alone = now if self._alone is None or _is_full(1) or _is_full(2) else self._alone
             if now - self._alone >= _HUNG:
                 self.hung = True
                 self._kill()
