@@ -408,7 +408,7 @@ def coordinated(monkeypatch):
         one.listener.close()
 
 
-def test_what_a_coordinator_refuses_and_drops(coordinated):
+def test_what_a_coordinator_refuses_and_drops(coordinated, monkeypatch):
     begin, said = coordinated
     one, port = begin()
     wrong = Fake(port, 0).hello(size=3, addresses=[["127.0.0.1", 1]] * 2)
@@ -421,7 +421,12 @@ def test_what_a_coordinator_refuses_and_drops(coordinated):
     agents[0].say("beat", number=7, pages={})
     assert agents[0].hears("beat")["number"] == 7
     why = "new ranks and lease are (3, 2, 1, 0, 600.0) there, but (2, 2, 1, 0, 600.0) in this job"
-    assert Fake(port, 0).hello(size=3).hears("refused")["why"].endswith(why)
+    refused = Fake(port, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(refused.line, "flush", lambda: None)  # both lines go together
+        refused.hello(size=3).say("beat", number=1)
+    refused.line.flush()
+    assert refused.hears("refused")["why"].endswith(why) and not said
     assert Fake(port, 0).hello(token="x").hears("refused")["why"] == "node 0 is another process"
     assert "allowed: 0 to 1" in Fake(port, 2).hello().hears("refused")["why"]
     stranger = Fake(port, 0, "another secret of a job").hello()

@@ -171,6 +171,8 @@ class Coordinator:
             for message in line.receive():
                 if node is None:
                     node = self._join(line, message) if message.get("kind") == "join" else self._hello(line, message)
+                    if node is None:  # refused: its next words do not count
+                        return
                 else:
                     node.last = time.monotonic()
                     self._hear(node, message)
