@@ -27,38 +27,45 @@ bool gg_parallel_is_lost(void) {
 typedef struct float_modes {
     bool entered;
     gg_float_mode former; /* if entered */
-    sigset_t signals;     /* former mask of a worker, if entered */
+    sigset_t signals;     /* former mask, if entered */
     int workers;          /* of a thread that starts regions: the most threads of one since it entered */
     int libraries;        /* threads of the libraries that it called before; 0: nobody has set another number since */
 } float_modes;
 
 static _Thread_local float_modes own;
 
+/* Called by each thread of a region; enters a worker that has not entered. OpenMP may end workers that a smaller region
+ * does not need, and start others for a larger one. Threads below caller->workers have entered, so a new one there was
+ * started since: its former mode and signals are the caller's. */
+static void worker_enters(const float_modes *caller, int thread) {
+    if (own.entered || !caller->entered) return;
+    const bool since = thread < caller->workers;
+    own = (float_modes){.entered = true, .former = since ? caller->former : gg_cpu_float_mode()};
+    gg_signals_hold(&own.signals);
+    if (since) own.signals = caller->signals;
+    gg_cpu_set_float_mode(gg_cpu_compute_mode());
+}
+
 /* Called before the first region with this many threads: they enter too. Workers hold signals: a thread that holds them
  * for a library would otherwise pass them on to the workers of the same library. */
 static void workers_enter(int threads) {
+    const float_modes *caller = &own;
     if (!own.entered || threads <= own.workers) return;
     gg_cpu_set_float_mode(own.former); /* for threads that are started here */
 #pragma omp parallel num_threads(threads)
-    if (omp_get_thread_num() != 0 && !own.entered) {
-        own = (float_modes){.entered = true, .former = gg_cpu_float_mode()};
-        gg_signals_hold(&own.signals);
-        gg_cpu_set_float_mode(gg_cpu_compute_mode());
-    }
+    worker_enters(caller, omp_get_thread_num());
     gg_cpu_set_float_mode(gg_cpu_compute_mode());
     own.workers = threads;
 }
 
 static void workers_leave(void) {
-    const gg_float_mode caller = own.former;
-    sigset_t signals;
+    const float_modes *caller = &own;
     if (own.workers == 0) return;
-    (void)pthread_sigmask(SIG_SETMASK, NULL, &signals);
 #pragma omp parallel num_threads(own.workers)
     if (omp_get_thread_num() != 0) {
-        /* One that has not entered was started since then. */
-        gg_cpu_set_float_mode(own.entered ? own.former : caller);
-        gg_signals_release(own.entered ? &own.signals : &signals);
+        const float_modes *restored = own.entered ? &own : caller; /* one that has not entered was started since */
+        gg_cpu_set_float_mode(restored->former);
+        gg_signals_release(&restored->signals);
         own.entered = false;
     }
 }
@@ -69,6 +76,7 @@ gg_float_mode gg_parallel_enter(void) {
     gg_cpu_set_float_mode(gg_cpu_compute_mode());
 #ifdef _OPENMP
     own = (float_modes){.entered = true, .former = former};
+    (void)pthread_sigmask(SIG_SETMASK, NULL, &own.signals);
 #endif
     return former;
 }
@@ -90,8 +98,10 @@ void gg_parallel_run(int threads, gg_parallel_fn fn, void *context) {
     threads_share();
 #ifdef _OPENMP
     workers_enter(threads);
+    const float_modes *caller = &own;
 #pragma omp parallel num_threads(threads)
     {
+        worker_enters(caller, omp_get_thread_num());
         /* Under a thread limit or inside another region there may be fewer threads. The parts are the same. */
         int team = omp_get_num_threads();
         for (int i = omp_get_thread_num(); i < threads; i += team) fn(context, i, threads);

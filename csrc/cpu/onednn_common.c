@@ -35,15 +35,21 @@ static const void *onednn_pointer(const gg_op_args *args, const gg_dnn_place *pl
 }
 
 /* oneDNN's float32 products point the stack pointer into a block of the heap. A signal's frame would overwrite what
- * lies below the block (issue 4845 of oneDNN; mended after 3.11.1). */
-static dnnl_status_t execute(const gg_dnn_op *op, const gg_dnn_step *step) {
-    const dnnl_exec_arg_t *arguments = &op->argument[step->first];
+ * lies below the block (issue 4845 of oneDNN; mended after 3.11.1). Workers that a primitive starts inherit the held
+ * signals. */
+dnnl_status_t gg_dnn_execute(const_dnnl_primitive_t primitive, dnnl_stream_t stream, int arguments,
+                             const dnnl_exec_arg_t *argument) {
     sigset_t former;
-    if (!step->is_product) return dnnl_primitive_execute(step->primitive, op->stream, step->arguments, arguments);
     gg_signals_hold(&former);
-    const dnnl_status_t status = dnnl_primitive_execute(step->primitive, op->stream, step->arguments, arguments);
+    const dnnl_status_t status = dnnl_primitive_execute(primitive, stream, arguments, argument);
     gg_signals_release(&former);
     return status;
+}
+
+static dnnl_status_t execute(const gg_dnn_op *op, const gg_dnn_step *step) {
+    const bool holds = step->is_product || op->threads > 1;
+    return (holds ? gg_dnn_execute : dnnl_primitive_execute)(step->primitive, op->stream, step->arguments,
+                                                             &op->argument[step->first]);
 }
 
 static gg_status onednn_run(gg_op *head, const gg_op_args *args, gg_dnn_pass pass) {
@@ -118,7 +124,10 @@ static void onednn_destroy(gg_op *head) {
 static void compile_products(void) {
     const float in[4] = {0};
     float out[4];
+    sigset_t former;
+    gg_signals_hold(&former);
     (void)dnnl_sgemm('N', 'N', 2, 2, 2, 1, in, 2, in, 2, 0, out, 2);
+    gg_signals_release(&former);
 }
 
 /* oneDNN compiles its products, all at once, when the first one runs: 30 ms. Primitives are compiled at creation. */

@@ -103,6 +103,11 @@ typedef struct gg_dnn_op {
     dnnl_primitive_attr_t plain_attr; /* user scratchpad, strict float32 */
 } gg_dnn_op;
 
+/* dnnl_primitive_execute while the thread holds signals: needed for a product, and for any primitive with several
+ * threads, because it may start workers of a later product. */
+dnnl_status_t gg_dnn_execute(const_dnnl_primitive_t primitive, dnnl_stream_t stream, int arguments,
+                             const dnnl_exec_arg_t *argument);
+
 /* The element type of an operation's activations. */
 gg_dtype gg_dnn_dtype_of(const gg_device *device, const gg_op_desc *desc);
 /* Creates an operation without steps; inputs and output have its compute type. Checks inputs, batch and element

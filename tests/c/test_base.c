@@ -549,7 +549,7 @@ static void test_storage(void) {
 }
 
 typedef struct products {
-    float of[4];
+    float of[6];
 } products;
 
 static void multiply_tiny(void *context, int thread, int threads) {
@@ -583,6 +583,23 @@ static void test_denormals(void) {
     }
 }
 
+/* A worker that is started after a smaller region has the caller's former mode at the end, not the compute mode. */
+static void test_modes_of_late_workers(void) {
+    static const int threads[] = {4, 2, 4, 6};
+    const gg_float_mode own = gg_cpu_float_mode();
+    const bool flushes = gg_cpu_compute_mode() != own;
+    products after = {0};
+    const gg_float_mode former = gg_parallel_enter();
+    for (int k = 0; k < 4; ++k) {
+        products p = {0};
+        gg_parallel_run(threads[k], multiply_tiny, &p);
+        for (int i = 0; i < threads[k]; ++i) CHECK((p.of[i] != 0) == !flushes);
+    }
+    gg_parallel_leave(former);
+    gg_parallel_run(6, multiply_tiny, &after);
+    for (int i = 0; i < 6; ++i) CHECK(after.of[i] != 0);
+}
+
 /* Libraries that the caller uses beside the core go by the same number of threads. */
 static void test_threads_of_libraries(void) {
     omp_set_num_threads(3);
@@ -610,6 +627,7 @@ int main(void) {
     test_clock();
     test_parallel();
     test_denormals();
+    test_modes_of_late_workers();
     test_threads_of_libraries();
     test_trace();
     test_tensor();

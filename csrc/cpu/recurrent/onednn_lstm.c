@@ -116,7 +116,7 @@ static gg_status run_primitive(const narrow_lstm *op, const lstm_primitive *it, 
         void *place = scratchpad ? at(args->scratch, op->scratchpad_at) : (void *)(uintptr_t)data[i];
         GG_DNN_TRY(dnnl_memory_set_data_handle, it->argument[i].memory, place);
     }
-    GG_DNN_TRY(dnnl_primitive_execute, it->primitive, op->stream, it->arguments, it->argument);
+    GG_DNN_TRY(gg_dnn_execute, it->primitive, op->stream, it->arguments, it->argument);
     GG_DNN_TRY(dnnl_stream_wait, op->stream);
     return GG_OK;
 }
