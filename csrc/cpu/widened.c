@@ -302,6 +302,12 @@ static gg_status data_part(const widened_op *op, const gg_op_args *args, int64_t
 
 static gg_status widened_data(gg_op *head, const gg_op_args *args) { return run_parts(head, args, data_part); }
 
+static void widened_compile(gg_op *head) {
+    const widened_op *op = (const widened_op *)head;
+    gg_op_compile(op->inner);
+    if (op->data != op->inner) gg_op_compile(op->data);
+}
+
 static void widened_destroy(gg_op *head) {
     widened_op *op = (widened_op *)head;
     if (op->data != op->inner) gg_op_destroy(op->data);
@@ -314,9 +320,13 @@ static const gg_op_class widened_class = {.prepare = widened_prepare,
                                           .forward = widened_forward,
                                           .backward_weights = widened_weights,
                                           .backward_data = widened_data,
+                                          .compile = widened_compile,
                                           .destroy = widened_destroy};
-static const gg_op_class widened_class_at_once = {
-    .prepare = widened_prepare, .forward = widened_forward, .backward_data = widened_data, .destroy = widened_destroy};
+static const gg_op_class widened_class_at_once = {.prepare = widened_prepare,
+                                                  .forward = widened_forward,
+                                                  .backward_data = widened_data,
+                                                  .compile = widened_compile,
+                                                  .destroy = widened_destroy};
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
