@@ -1,8 +1,8 @@
 /* A rank's ledger: entries in memory that outlives the rank (gg_views_table.ledger), zero at first.
  *
- * The rank appends, others read when it has died. A rank that is killed while it appends leaves the earlier entries
- * whole. Mirrors (comm/view_pages.h) carry copies of the last entry to other hosts, so a ledger there lacks entries
- * between two copies. */
+ * The rank appends. Other ranks read when it has died; its agent also reads while it lives. A rank that is killed while
+ * it appends leaves the earlier entries whole. Mirrors (comm/view_pages.h) carry copies of the last entry to other
+ * hosts, so a ledger there lacks entries between two copies. */
 #ifndef GG_COMM_LEDGER_H
 #define GG_COMM_LEDGER_H
 

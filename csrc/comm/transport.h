@@ -134,7 +134,7 @@ typedef struct gg_transport_table {
 struct gg_transport {
     const gg_transport_table *table;
     int rank, size; /* `rank` is the place: messages and schedules use it */
-    int identity;   /* the rank's number in the first view, for random draws: it stays when ranks before it have died */
+    int identity;   /* the rank's number for random draws: stays when `rank` changes with the view */
     int64_t epoch;  /* of the topology, from 0; set by gg_transport_set_epoch alone */
     const int *
         node_of; /* one a rank: the lowest rank with which it shares memory; NULL means all share it. The transport's */

@@ -33,7 +33,7 @@ gg_status gg_exchange_give(gg_exchange *x, int to, const gg_handover *given);
  * gg_exchange_take. fixed: as in gg_handover. GG_ERROR_PEER if a rank has died before the copy is whole: the newcomer
  * waits for the next view. *heard is empty after a failure. */
 gg_status gg_exchange_hear(gg_exchange *x, int from, int64_t view, int64_t fixed, gg_handover *heard);
-/* GG_ERROR_ARGUMENT for a donor with other arenas. */
+/* GG_ERROR_ARGUMENT for a donor with other arenas. GG_ERROR_PEER as in gg_exchange_hear. */
 gg_status gg_exchange_take(gg_exchange *x, int from, const gg_handover *heard);
 
 #endif
