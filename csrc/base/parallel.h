@@ -12,8 +12,8 @@
 #include "base/cpu.h"
 
 /* From enter to leave the calling thread, and threads that share its work, compute in gg_cpu_compute_mode. The other
- * threads also hold signals (base/signals.h). Leave restores each one's mode and signals. A virtual rank enters once for
- * the life of its thread, any other rank in each call into the core. Pairs on one thread do not nest. */
+ * threads also hold signals (base/signals.h). Leave restores each one's mode and signals. A virtual rank enters once
+ * for the life of its thread, any other rank in each call into the core. Pairs on one thread do not nest. */
 gg_float_mode gg_parallel_enter(void);
 /* `former` is gg_parallel_enter's result. */
 void gg_parallel_leave(gg_float_mode former);
