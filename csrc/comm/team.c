@@ -501,8 +501,8 @@ static int place_in(const gg_view *view, int identity) {
 gg_status gg_team_change_view(gg_team *team) {
     int living = 0;
     if (team->cluster != NULL) admit(team);
-    if (team->net != NULL) GG_TRY(gg_net_transport_admit(team->net));
     const gg_view *view = current(team);
+    if (team->net != NULL) GG_TRY(gg_net_transport_admit(team->net, view->member, view->members));
     team->newcomer = false;
     team->taken = view->number;
     for (int i = 0; i < view->members; ++i) team->donor[i] = place_in(view, view->donor[i]);

@@ -84,14 +84,12 @@ static gg_status add_socket(gg_net *net, gg_net_peer *peer) {
 void gg_net_arrive(gg_net *net, int rank, int socket) {
     const int before = atomic_exchange(&net->peers[rank].arriving, socket + 1);
     if (before > 0) close(before - 1);
-    atomic_fetch_add_explicit(&net->arrivals, 1, memory_order_release);
 }
 
-gg_status gg_net_admit(gg_net *net) {
-    const int arrivals = atomic_load_explicit(&net->arrivals, memory_order_acquire);
-    if (arrivals == net->taken) return GG_OK;
-    net->taken = arrivals;
-    for (int rank = 0; rank < net->size; ++rank) {
+/* Of others the connection may have broken before its welcome: they connect again. */
+gg_status gg_net_admit(gg_net *net, const int *member, int members) {
+    for (int i = 0; i < members; ++i) {
+        const int rank = member[i];
         gg_net_peer *peer = &net->peers[rank];
         const int socket = atomic_exchange(&peer->arriving, 0) - 1;
         if (socket < 0) continue;

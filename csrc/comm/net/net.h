@@ -46,10 +46,11 @@ void gg_net_destroy(gg_net *net);
 int gg_net_rank(const gg_net *net);
 int gg_net_size(const gg_net *net);
 int gg_net_members(const gg_net *net); /* as in the options */
-/* A newcomer of another node has connected; takes the socket over. From any thread. Nothing is sent or received before
- * gg_net_admit, when a view has it. */
+/* A newcomer of another node has connected; takes the socket over, in place of an earlier one. From any thread. Nothing
+ * is sent or received before gg_net_admit. */
 void gg_net_arrive(gg_net *net, int rank, int socket);
-gg_status gg_net_admit(gg_net *net);
+/* Those of the next view's members that have connected become links. Sockets of other ranks stay aside. */
+gg_status gg_net_admit(gg_net *net, const int *member, int members);
 
 /* Collective over the first members, in one order on all ranks, newcomers included; fails if ranks have not come after
  * `timeout` seconds (0 means for ever), which becomes the transport's timeout. */
@@ -61,7 +62,7 @@ void gg_net_transport_survive(gg_transport *transport, gg_status (*watch)(void *
  * Shorter waits may be for messages that are on their way. */
 void gg_net_transport_look(gg_transport *transport, gg_status (*look)(void *context), void *context);
 /* gg_net_admit of its links. */
-gg_status gg_net_transport_admit(gg_transport *transport);
+gg_status gg_net_transport_admit(gg_transport *transport, const int *member, int members);
 /* The view says that this rank has died. Until then requests of a rank of another node stay pending, though its socket
  * may have ended: all members learn of a death by the view. Then what has arrived is read, and the others are LOST. */
 void gg_net_transport_died(gg_transport *transport, int rank);

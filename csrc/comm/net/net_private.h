@@ -110,8 +110,6 @@ struct gg_net {
     gg_net_channel *channels;
     uint32_t next_channel;
     int sockets, poll; /* poll: of epoll; -1 without sockets */
-    _Atomic int arrivals;
-    int taken; /* of the arrivals */
     gg_net_stored *spare;
     int quiet; /* rounds of waits since bytes were last read or written */
     /* The node's memory: boards, slots, rings, heaps. */

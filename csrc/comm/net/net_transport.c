@@ -257,7 +257,9 @@ void gg_net_transport_look(gg_transport *transport, gg_status (*look)(void *cont
 
 void gg_net_transport_died(gg_transport *transport, int rank) { peer_of(transport, rank)->died = true; }
 
-gg_status gg_net_transport_admit(gg_transport *transport) { return gg_net_admit(net_of(transport)->net); }
+gg_status gg_net_transport_admit(gg_transport *transport, const int *member, int members) {
+    return gg_net_admit(net_of(transport)->net, member, members);
+}
 
 void gg_net_transport_train(gg_transport *transport, bool trains) { net_of(transport)->trains = trains; }
 
