@@ -112,6 +112,13 @@ static gg_status make_view_members(gg_team *team) {
     return make_members(team, view->member, view->members);
 }
 
+/* The place of an identity in the view; -1 means none. */
+static int place_in(const gg_view *view, int identity) {
+    int place = view->members - 1;
+    while (place >= 0 && view->member[place] != identity) --place;
+    return place;
+}
+
 /* Called in each round of a wait. A rank tells its limit here while it waits for another that stands at its limit. */
 static gg_status watch_views(void *context, int64_t begun) {
     const gg_team *team = context;
@@ -331,6 +338,15 @@ void gg_team_view_begin(gg_team *team, int64_t step) {
 
 void gg_team_view_end(gg_team *team) { team->running = false; }
 
+/* The error of a rank whose process lives, though the others have declared it dead. */
+static gg_status check_lives(const gg_team *team) {
+    const int own = team->net != NULL ? team->net->rank : -1, *dead;
+    if (own < 0) return GG_OK;
+    bool lives = place_in(current(team), own) >= 0;
+    for (int i = team->views->table->dead(team->views, &dead) - 1; i >= 0; --i) lives = lives && dead[i] != own;
+    return lives ? GG_OK : gg_fail(GG_ERROR_PEER, "rank %d has been declared dead; the others go on without it", own);
+}
+
 /* Others may need messages that are still on their way. */
 static gg_status wait_round(gg_transport *transport, int round) {
     GG_TRY(gg_progress(transport));
@@ -406,7 +422,7 @@ gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *
         return gg_fail(GG_ERROR_PEER, "%d of %d ranks have died by step %lld, and fewer than min_ranks live", *deaths,
                        view->members, (long long)step);
     *changes = phase == GG_PHASE_GOAL && (is_broken(team) || step >= goal);
-    return GG_OK;
+    return *changes ? check_lives(team) : GG_OK;
 }
 
 int64_t gg_team_made(gg_team *team, int identity) { return team->views->table->made(team->views, identity); }
@@ -421,7 +437,8 @@ gg_status gg_team_await_view(gg_team *team, int deaths, bool *again) {
     for (int round = 0;; ++round) {
         const bool next = views->table->view(views)->number != team->number;
         *again = !next && views->table->dead(views, &dead) != deaths;
-        if (next || *again) return GG_OK;
+        if (next) return check_lives(team);
+        if (*again) return GG_OK;
         GG_TRY(wait_round(team->member[0], round));
     }
 }
@@ -491,17 +508,11 @@ static void admit(gg_team *team) {
     for (int i = 0; i < view->members; ++i) gg_virtual_admit(team->cluster, view->member[i], now);
 }
 
-/* The place of an identity in the view; -1 means none. */
-static int place_in(const gg_view *view, int identity) {
-    int place = view->members - 1;
-    while (place >= 0 && view->member[place] != identity) --place;
-    return place;
-}
-
 gg_status gg_team_change_view(gg_team *team) {
     int living = 0;
     if (team->cluster != NULL) admit(team);
     const gg_view *view = current(team);
+    GG_TRY(check_lives(team));
     if (team->net != NULL) GG_TRY(gg_net_transport_admit(team->net, view->member, view->members));
     team->newcomer = false;
     team->taken = view->number;
@@ -539,7 +550,7 @@ int64_t gg_team_taken(const gg_team *team) { return team->taken; }
 int gg_team_donor(const gg_team *team, int rank) { return team->donor[rank]; }
 
 gg_status gg_team_greet(gg_team *team, int rank) {
-    return team->net != NULL ? gg_net_transport_greet(team->net, current(team)->member[rank]) : GG_OK;
+    return team->net != NULL ? gg_net_transport_greet(team->net, current(team)->member[rank], team->taken) : GG_OK;
 }
 
 gg_status gg_team_await_greeting(gg_team *team) {
@@ -548,7 +559,7 @@ gg_status gg_team_await_greeting(gg_team *team) {
         const int *dead;
         gg_phase phase;
         int64_t number, goal;
-        GG_TRY(gg_net_transport_hear_greeting(team->net, team->giver, &number));
+        GG_TRY(gg_net_transport_hear_greeting(team->net, team->giver, team->taken, &number));
         if (number == own) return GG_OK;
         if (number >= 0)
             return gg_fail(GG_ERROR_ARGUMENT,

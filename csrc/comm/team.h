@@ -75,8 +75,8 @@ gg_status gg_team_await_change(gg_team *team, int64_t step);
 gg_status gg_team_view_stops(gg_team *team, int local, int64_t step, bool *stops);
 /* After a run that has ended at `step`: the ranks that have died since the view began, as numbers of this view,
  * ascending; the team's own. *changes: the view is to change at this step; false also if the ranks first go on to a
- * later one. Waits only while the others' limits are not
- * known. GG_ERROR_PEER if too few live. */
+ * later one. Waits only while the others' limits are not known. GG_ERROR_PEER if too few live, and, here as in the
+ * calls below, if this process's rank has been declared dead. */
 gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *deaths, const int **dead);
 int64_t gg_team_made(gg_team *team, int identity); /* whole steps of a dead rank */
 /* A living local rank stands at the goal. received: one a dead rank, as in gg_membership_report. */

@@ -636,6 +636,81 @@ static void death_elsewhere(gg_net *net, const job *j) {
     gg_team_release(team);
 }
 
+/* ---- a newcomer of another node, and deaths, in one process ---- */
+
+#define NEW 3 /* beside the members 0 to 2, whose first one is a process */
+
+/* The members tell their limits and reports, which lead to the next view. */
+static void next_view(gg_view_keeper *keep, gg_views *member[NEW], int deaths) {
+    const int64_t received[NEW] = {-1, -1, -1};
+    int64_t goal;
+    gg_phase phase;
+    for (int i = 0; i < NEW; ++i) CHECK_OK(member[i]->table->look(member[i], -1, 5, &phase, &goal));
+    CHECK_OK(gg_view_keeper_poll(keep, &phase));
+    CHECK_INT(phase, GG_PHASE_GOAL);
+    for (int i = 0; i < NEW; ++i) {
+        CHECK_OK(member[i]->table->look(member[i], -1, 5, &phase, &goal));
+        CHECK_OK(member[i]->table->report(member[i], i, deaths, received));
+    }
+    CHECK_OK(gg_view_keeper_poll(keep, &phase));
+    CHECK_INT(phase, GG_PHASE_RUN);
+}
+
+/* Greetings count in their own view alone. A rank that was declared dead while its process lives ends. */
+static void test_greetings(void) {
+    const int home[NEW + 1] = {0, 0, 0, 0}, there[NEW + 1] = {0, 1, 2, 3};
+    const int64_t started = gg_memory_live_bytes();
+    int pair[2];
+    bool again, member;
+    gg_net *net[2] = {NULL, NULL};
+    gg_views *views[NEW + 1] = {NULL};
+    gg_team *donor = NULL, *newcomer = NULL;
+    gg_view_keeper *keep = NULL;
+    gg_phase phase;
+    void *memory = mmap(NULL, gg_view_pages_bytes(NEW + 1), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
+    const int sockets[NEW + 1] = {pair[1], -1, -1, -1};
+    gg_net_options options = {.size = NEW + 1, .members = 1, .node_of = home, .ring_bytes = 4096};
+    options.memory = memfd_create("node", MFD_CLOEXEC);
+    CHECK_OK(gg_net_create(&options, &net[0]));
+    options = (gg_net_options){.rank = NEW, .size = NEW + 1, .members = 1, .node_of = there, .sockets = sockets};
+    options.memory = -1;
+    CHECK_OK(gg_net_create(&options, &net[1]));
+    gg_net_arrive(net[0], NEW, pair[0]);
+    CHECK_OK(gg_view_keeper_create(memory, NEW, NEW + 1, 1, &keep));
+    for (int i = 0; i <= NEW; ++i) CHECK_OK(gg_view_pages_open(memory, NEW + 1, i, &views[i]));
+    CHECK_OK(gg_team_create_net(net[0], NULL, PATIENCE, views[0], &donor));
+    CHECK_OK(gg_team_create_net(net[1], NULL, PATIENCE, views[NEW], &newcomer));
+    CHECK_OK(gg_team_await_member(newcomer, 0, &member));
+    CHECK_OK(gg_view_keeper_poll(keep, &phase));
+    next_view(keep, views, 0);
+    CHECK_OK(gg_team_change_view(newcomer)); /* view 1 */
+    CHECK_OK(gg_view_keeper_died(keep, 1));
+    next_view(keep, views, 1);
+    CHECK_OK(gg_team_change_view(donor)); /* view 2 */
+    CHECK_OK(gg_team_greet(donor, gg_team_size(donor) - 1));
+    CHECK_FAILS(gg_team_await_greeting(newcomer), GG_ERROR_PEER, "rank 0, a donor, has died"); /* of view 1 */
+    CHECK_OK(gg_team_change_view(newcomer));
+    CHECK_OK(gg_team_await_greeting(newcomer));
+    CHECK_OK(gg_team_greet(donor, gg_team_size(donor) - 1));
+    CHECK_OK(gg_view_keeper_died(keep, 2));
+    next_view(keep, views, 1);
+    CHECK_OK(gg_team_change_view(newcomer)); /* view 3 */
+    CHECK_OK(gg_view_keeper_died(keep, 0));
+    CHECK_FAILS(gg_team_await_greeting(newcomer), GG_ERROR_PEER, "rank 0, a donor, has died"); /* in view 3 */
+    CHECK_FAILS(gg_team_change_view(donor), GG_ERROR_PEER, "rank 0 has been declared dead; the others go on");
+    CHECK_FAILS(gg_team_await_view(donor, 0, &again), GG_ERROR_PEER, "rank 0 has been declared dead");
+    gg_team_release(donor);
+    gg_team_release(newcomer);
+    for (int i = 1; i < NEW; ++i) views[i]->table->destroy(views[i]);
+    gg_view_keeper_destroy(keep);
+    CHECK(munmap(memory, gg_view_pages_bytes(NEW + 1)) == 0);
+    CHECK(shutdown(net[1]->peers[0].socket, SHUT_WR) == 0); /* so that nobody lingers */
+    gg_net_destroy(net[0]);
+    gg_net_destroy(net[1]);
+    CHECK_INT(gg_memory_live_bytes(), started);
+}
+
 int main(int argc, char **argv) {
     const size_t ring = 8192, heap = (size_t)64 << 20;
     if (argc > 1 && strcmp(argv[1], "measure") == 0) {
@@ -664,5 +739,6 @@ int main(int argc, char **argv) {
     run_job(&(job){2, 2, ring, heap, -1}, memory);
     test_options();
     test_arrival();
+    test_greetings();
     return check_report();
 }

@@ -72,10 +72,10 @@ void gg_net_transport_train(gg_transport *transport, bool trains);
  * that none has come. */
 gg_status gg_net_transport_tell_vote(gg_transport *transport, int64_t vote);
 gg_status gg_net_transport_hear_vote(gg_transport *transport, int *rank, int64_t *vote);
-/* Numbers of channels, told beside these: of this transport, to another rank; of another rank's transport, -1 while
- * none has come. Only transports of one number reach each other. */
-gg_status gg_net_transport_greet(gg_transport *transport, int rank);
-gg_status gg_net_transport_hear_greeting(gg_transport *transport, int rank, int64_t *number);
+/* Numbers of channels, told beside these in a view: of this transport, to another rank; of another rank's transport, -1
+ * while none has come. Drops those of earlier views. Only transports of one number reach each other. */
+gg_status gg_net_transport_greet(gg_transport *transport, int rank, int64_t view);
+gg_status gg_net_transport_hear_greeting(gg_transport *transport, int rank, int64_t view, int64_t *number);
 int64_t gg_net_transport_channel(gg_transport *transport);
 /* The halt of the transport's ranks, owned by the transport, whose waits listen. */
 gg_halt *gg_net_transport_halt(gg_transport *transport);

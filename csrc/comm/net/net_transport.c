@@ -297,22 +297,28 @@ gg_status gg_net_transport_hear_vote(gg_transport *transport, int *rank, int64_t
 
 int64_t gg_net_transport_channel(gg_transport *transport) { return net_of(transport)->channel.number; }
 
-gg_status gg_net_transport_greet(gg_transport *transport, int rank) {
+gg_status gg_net_transport_greet(gg_transport *transport, int rank, int64_t view) {
     const net_transport *own = net_of(transport);
     const int64_t number = own->channel.number;
-    return gg_net_post(own->net, peer_of(transport, rank), GREETINGS, GG_NET_TAG_GREETING, OF_ALL_EPOCHS, &number,
+    return gg_net_post(own->net, peer_of(transport, rank), GREETINGS, GG_NET_TAG_GREETING, view, &number,
                        sizeof number);
 }
 
-gg_status gg_net_transport_hear_greeting(gg_transport *transport, int rank, int64_t *number) {
+gg_status gg_net_transport_hear_greeting(gg_transport *transport, int rank, int64_t view, int64_t *number) {
     const net_transport *own = net_of(transport);
+    gg_net_peer *peer = peer_of(transport, rank);
     *number = -1;
     GG_TRY(gg_net_progress(own->net));
-    gg_net_stored *found = gg_net_take(peer_of(transport, rank), GREETINGS, GG_NET_TAG_GREETING, true);
-    if (found == NULL) return GG_OK;
-    if (found->frame.kind == GG_NET_BYTES && found->frame.bytes == sizeof *number)
-        memcpy(number, found->bytes, sizeof *number);
-    gg_net_drop_stored(own->net, found);
+    while (*number < 0) {
+        const gg_net_stored *first = peer->unasked;
+        while (first != NULL && first->frame.channel != GREETINGS) first = first->next;
+        if (first == NULL || first->frame.epoch > view) break; /* views ascend */
+        gg_net_stored *found = gg_net_take(peer, GREETINGS, GG_NET_TAG_GREETING, true);
+        if (found == NULL) break;
+        if (found->frame.epoch == view && found->frame.kind == GG_NET_BYTES && found->frame.bytes == sizeof *number)
+            memcpy(number, found->bytes, sizeof *number);
+        gg_net_drop_stored(own->net, found);
+    }
     return GG_OK;
 }
 
