@@ -131,6 +131,12 @@ class Team:
     @property
     def newcomer(self) -> bool:
         """A rank that was started later, and has not joined: alone in the group."""
+    @property
+    def outdated(self) -> bool:
+        """The ranks have changed while another group trained."""
+    @property
+    def changing(self) -> bool:
+        """This group has not trained, and a change of the ranks has begun."""
     def await_member(self, seconds: float, /) -> bool:
         """This newcomer is ready: True if a view with it has come within these seconds."""
     def train(self, trains: bool, /) -> None:

@@ -25,7 +25,7 @@ from gossipgrad.data.checks import samples_array, shape_hint, targets_array
 from gossipgrad.data.classes import check_alike
 from gossipgrad.errors import CheckpointError, flag, integer, named_keywords, not_finite, number, warn
 from gossipgrad.history import History, Record
-from gossipgrad.launch import agreement
+from gossipgrad.launch import agreement, surviving
 from gossipgrad.launch.interrupts import Noted
 from gossipgrad.launch.origin import launcher_world_size
 from gossipgrad.literals import Backend, ConvAlgorithm, DType, Precision
@@ -155,7 +155,9 @@ class Trainer(Replicas):
         step, whichever rank the signal reached. SavedOnSignal: as Checkpoint(save_on_signal=True) asks. Collective.
         """
         given_arguments = {name: value for name, value in locals().items() if name != "self"}
+        surviving.check(self.team, "Trainer.fit")
         with self.agreed() as one:
+            surviving.check(self.team, "Trainer.fit", begun=True)
             if self.fitting:
                 raise RuntimeError(
                     "fit was called within fit, by a callback or another thread; allowed: after fit has returned"

@@ -29,6 +29,7 @@ net = gg.Sequential([gg.Linear(1, bias=False)], input=(samples,))
 net.load_weights({name: np.zeros_like(value) for name, value in net.weights().items()})
 me = int(os.environ["GOSSIPGRAD_NET_RANK"])
 strategy = eval(case.get("strategy", "gg.GossipGraD()"))
+other = gg.Trainer(net, strategy=gg.NoExchange()) if case.get("again") else None
 trainer = gg.Trainer(net, loss="mean_squared_error", optimizer=gg.SGD(lr=0.1), strategy=strategy,
                      straggler=gg.Straggler(probability=0.5, delay=case.get("delay", 0.01)))
 
@@ -82,6 +83,14 @@ if trainer.rank == 0:
         "weights": rows[0].tolist(), "epochs": len(history),
         "samples": [record["samples"] for record in history], "loss": history.epochs[0]["train_loss"],
         "hashes": history.weights_sha256}))
+if other is not None:
+    trainer.fit(x, y, epochs=1, batch_size=2, progress=False)
+    for what in (lambda: other.fit(x, y, batch_size=2, progress=False), lambda: gg.Trainer(net)):
+        try:
+            what()
+        except RuntimeError as error:
+            print("again:", error, file=sys.stderr)
+    print(f"in all {len(trainer.history)}", file=sys.stderr)
 """
 
 
@@ -125,9 +134,12 @@ def check(found, ranks, dead, epochs=2, samples=600):
 )
 def test_one_death_at_a_known_place(ranks, death, survive):
     """A callback of one rank ends it: between two steps, at the ends of an epoch, by every kind of exit."""
-    found, errors = survive(ranks, {"deaths": [death]})
+    found, errors = survive(ranks, {"deaths": [death], "again": True})
     check(found, ranks, [death["rank"]])
     assert re.search(rf"rank {death['rank']} .*: {ranks - 1} ranks? goe?s? on|rank {death['rank']} .*go on", errors)
+    assert errors.count("in all 3") == ranks - 1  # another fit of this trainer is allowed, another trainer's is not
+    assert errors.count("again: Trainer.fit: the ranks have changed") == ranks - 1
+    assert len(re.findall(r"again: rank \d: the ranks have changed", errors)) == ranks - 1
 
 
 @pytest.mark.core(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from conftest import DEADLINE
@@ -65,6 +66,11 @@ if x.rank == 0:
     print(json.dumps({"members": x.view.members, "moved": moved.tolist(), "changes": x.view.changes, "steps": x.steps}))
 if case.get("close", True):
     x.close()
+if case.get("again"):
+    try:
+        gg.Exchange({"w": np.zeros(3)})
+    except RuntimeError as error:
+        print("again:", error, file=sys.stderr)
 """
 )
 
@@ -167,9 +173,11 @@ def check(found, ranks, dead, exact=True):
 )
 def test_one_exchange(ranks, deaths, survive):
     """Between two steps, in a change of the view and in a collective call, by every kind of exit."""
-    found, errors = survive(EXCHANGE, ranks, {"deaths": deaths})
+    found, errors = survive(EXCHANGE, ranks, {"deaths": deaths, "again": True})
     check(found, ranks, [rank for rank, _, _ in deaths], exact=all(where != "state" for _, where, _ in deaths))
     assert errors.count("on\n") >= len(deaths)
+    refused = re.findall(r"again: rank \d: the ranks have changed since the script's first training", errors)
+    assert len(refused) == ranks - len(deaths)  # another one is refused on each rank
 
 
 @pytest.mark.core(1)

@@ -37,6 +37,7 @@ struct gg_team {
     bool grows;            /* new ranks may join */
     bool running;          /* with views: between gg_team_view_begin and gg_team_view_end */
     bool newcomer;         /* of a process of its own; false after it has joined */
+    bool trained;          /* gg_team_train */
     int64_t taken;         /* number of the view of the last gg_team_change_view; 0 means none */
 };
 
@@ -151,11 +152,22 @@ cleanup:
     return status;
 }
 
+/* Before any message of the group: it would wait for ranks that have died. */
+static gg_status check_unchanged(const gg_net *net, gg_views *views) {
+    const gg_view *view = views->table->view(views);
+    if (view->number == 0 || place_in(view, gg_net_rank(net)) < 0) return GG_OK; /* else a newcomer */
+    return gg_fail(GG_ERROR_STATE,
+                   "rank %d: the ranks have changed since the script's first training (%lld times); allowed then: that "
+                   "training alone. Save, and start the job again for another one",
+                   gg_net_rank(net), (long long)view->number);
+}
+
 gg_status gg_team_create_net(gg_net *net, const gg_network *network, double timeout, gg_views *views, gg_team **out) {
     gg_status status = GG_OK;
     gg_team *team = NULL;
     GG_TRY_CLEANUP(team_make("net", &team));
     team->views = views;
+    if (views != NULL) GG_TRY_CLEANUP(check_unchanged(net, views));
     GG_TRY_CLEANUP(gg_net_transport_create(net, timeout, &team->transport));
     team->size = team->ranks = team->transport->size;
     team->net = team->transport;
@@ -448,6 +460,7 @@ void *gg_team_ledger(gg_team *team, int identity) {
 }
 
 void gg_team_train(gg_team *team, bool trains) {
+    team->trained = team->trained || trains;
     if (team->views != NULL && team->net != NULL) gg_net_transport_train(team->net, trains);
     if (team->views != NULL && team->views->table->train != NULL) team->views->table->train(team->views, trains);
 }
@@ -530,6 +543,19 @@ gg_status gg_team_change_view(gg_team *team) {
 }
 
 bool gg_team_is_newcomer(const gg_team *team) { return team->newcomer; }
+
+bool gg_team_is_outdated(const gg_team *team) {
+    return team->net != NULL && team->views != NULL && !team->newcomer && current(team)->number != team->taken;
+}
+
+gg_status gg_team_is_changing(gg_team *team, bool *changing) {
+    gg_phase phase = GG_PHASE_RUN;
+    int64_t goal;
+    if (team->net != NULL && team->views != NULL && !team->newcomer && !team->trained)
+        GG_TRY(team->views->table->look(team->views, -1, current(team)->start, &phase, &goal));
+    *changing = phase != GG_PHASE_RUN;
+    return GG_OK;
+}
 
 gg_status gg_team_await_member(gg_team *team, double seconds, bool *member) {
     const int own = team->transport->rank;

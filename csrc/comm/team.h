@@ -20,7 +20,8 @@ gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_networ
                              gg_team **out);
 /* Over links without MPI, as gg_net_transport_create; `net` outlives the team. views: this rank's (comm/view_pages.h),
  * freed with the team, also on failure: ranks may die. NULL means that a death ends all. A newcomer is alone, its rank
- * its identity, until it joins; GG_ERROR_STATE without views. Collective. */
+ * its identity, until it joins; GG_ERROR_STATE without views. GG_ERROR_STATE for a member after a change of the view: a
+ * group with views is the first one that trains. Collective. */
 gg_status gg_team_create_net(gg_net *net, const gg_network *network, double timeout, gg_views *views, gg_team **out);
 /* Waits of more than a second fail with GG_ERROR_PEER when a rank of this group has died. views: as above, with which
  * others go on. The group is of kind net, and was made without. */
@@ -97,6 +98,11 @@ gg_transport *gg_team_newcomer(gg_team *team, int identity);
 gg_status gg_team_change_view(gg_team *team);
 /* True for a newcomer of its own process that has not joined. */
 bool gg_team_is_newcomer(const gg_team *team);
+/* Of ranks that are processes: true if the view has changed, and this team has not, because another one has trained
+ * since this one was made. */
+bool gg_team_is_outdated(const gg_team *team);
+/* Of ranks that are processes, in a team that has not trained: a change of the view has begun. */
+gg_status gg_team_is_changing(gg_team *team, bool *changing);
 /* This newcomer has built all but its state. *member: within `seconds` a view has come with it as a member that has no
  * state, later than the view of the last gg_team_change_view. */
 gg_status gg_team_await_member(gg_team *team, double seconds, bool *member);

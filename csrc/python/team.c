@@ -174,6 +174,18 @@ static PyObject *get_newcomer(PyObject *self, void *unused) {
     return PyBool_FromLong(gg_team_is_newcomer(((gg_py_team *)self)->team));
 }
 
+static PyObject *get_outdated(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(gg_team_is_outdated(((gg_py_team *)self)->team));
+}
+
+static PyObject *get_changing(PyObject *self, void *unused) {
+    bool changing;
+    (void)unused;
+    const gg_status status = gg_team_is_changing(((gg_py_team *)self)->team, &changing);
+    return status == GG_OK ? PyBool_FromLong(changing) : gg_py_raise(status);
+}
+
 static PyObject *get_timeout(PyObject *self, void *unused) {
     (void)unused;
     return PyFloat_FromDouble(gg_team_transport(((gg_py_team *)self)->team, 0)->timeout);
@@ -530,6 +542,8 @@ static PyGetSetDef properties[] = {{"kind", get_kind, NULL, NULL, NULL},
                                    {"local", get_local, NULL, NULL, NULL},
                                    {"survives", get_survives, NULL, NULL, NULL},
                                    {"newcomer", get_newcomer, NULL, NULL, NULL},
+                                   {"outdated", get_outdated, NULL, NULL, NULL},
+                                   {"changing", get_changing, NULL, NULL, NULL},
                                    {"timeout", get_timeout, set_timeout, NULL, NULL},
                                    {"no_collectives", get_no_collectives, set_no_collectives, NULL, NULL},
                                    {NULL, NULL, NULL, NULL, NULL}};

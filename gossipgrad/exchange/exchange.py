@@ -321,6 +321,7 @@ class Exchange:
             **fingerprint.environment(),
         }
         with agreement.agreed(self._team, "Exchange") as one:
+            surviving.check(self._team, "Exchange", begun=True)
             one.facts = facts
         notices.one_rank(self._team, network, timeout)
         notices.kernels_not_built(self._team.rank, environment.core_info())

@@ -40,6 +40,18 @@ def begin(team: Team, name: str, go_on: Callable[[], object]) -> None:
         _registered = True
 
 
+def check(team: Team, name: str, begun: bool = False) -> None:
+    """RuntimeError if the ranks have changed while another object trained.
+
+    begun: also if such a change has only begun; within an agreement, because ranks may see it at different times.
+    """
+    if team.outdated or (begun and _registered and team.changing):
+        raise RuntimeError(
+            f"{name}: the ranks have changed, or are about to, since the script's first training. Allowed then, where "
+            "ranks may die (run --survive): that training alone. Save, and start the job again for another one"
+        )
+
+
 def is_of(team: Team) -> bool:
     """True from begin to end of this team's object."""
     return _current is not None and _current[0] is team

@@ -17,7 +17,7 @@ from gossipgrad.cluster import Network, VirtualCluster, links, machines, make_te
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer, number
 from gossipgrad.exchange.survivor import Survivor
-from gossipgrad.launch import agreement, environment, net, origin
+from gossipgrad.launch import agreement, environment, net, origin, surviving
 from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.schedules import Constant, Function
 from gossipgrad.torch import newcomers
@@ -102,6 +102,7 @@ class Group:
         self.layers = [list(one) for one in layers]  # of each local rank
         links_given = links(given, network)
         with agreement.agreed(self.team, CALL) as one:
+            surviving.check(self.team, CALL, begun=True)
             if self.strategy.workers(self.team.size) != self.team.size:
                 raise ValueError("dedicated=True: allowed: False; every process trains a module")
             ranks = max(2, self.team.size) if self.grows else self.team.size

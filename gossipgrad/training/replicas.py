@@ -22,7 +22,7 @@ from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import LARGEST, check_keywords, choice, counted, flag, integer, is_of, number
 from gossipgrad.history import History, Record
-from gossipgrad.launch import agreement, environment, origin, stall
+from gossipgrad.launch import agreement, environment, origin, stall, surviving
 from gossipgrad.launch import net as links
 from gossipgrad.launch.interrupts import uninterrupted
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, Backend, ConvAlgorithm, DType, Precision
@@ -217,6 +217,7 @@ class Replicas:
             cluster.refuse(comm, "Trainer", error)
         self.team = cluster.make_team(self.comm, self.timeout, network, survives=True)
         with agreement.agreed(self.team, "Trainer") as one:
+            surviving.check(self.team, "Trainer", begun=True)
             one.facts = self._fingerprint(network) | {"dtype": dtype}
         stall.allow(simulated_seconds(self.straggler, self.network, self.net.parameters))
         self.exchange = exchanged(self.strategy, self.compression, self.team, self.network)
