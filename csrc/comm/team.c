@@ -350,6 +350,11 @@ void gg_team_view_begin(gg_team *team, int64_t step) {
 
 void gg_team_view_end(gg_team *team) { team->running = false; }
 
+void gg_team_view_stands(gg_team *team, int64_t step) {
+    gg_team_view_begin(team, step);
+    gg_team_view_end(team);
+}
+
 /* The error of a rank whose process lives, though the others have declared it dead. */
 static gg_status check_lives(const gg_team *team) {
     const int own = team->net != NULL ? team->net->rank : -1, *dead;

@@ -66,6 +66,8 @@ int gg_team_identity(gg_team *team, int local); /* of a local rank; its number i
 /* Begins a run of steps; all local ranks have made `step`. */
 void gg_team_view_begin(gg_team *team, int64_t step);
 void gg_team_view_end(gg_team *team); /* the run has ended */
+/* A run of no steps: later waits may be those of collective calls, which end before a view with newcomers begins. */
+void gg_team_view_stands(gg_team *team, int64_t step);
 /* True if a death breaks the step of all ranks: gg_views.breaks. */
 void gg_team_view_breaks(gg_team *team, bool breaks);
 /* A death has kept this process's ranks, which have made `step` steps, from what they did: waits until the views know

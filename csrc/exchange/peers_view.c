@@ -53,16 +53,10 @@ static gg_status regroup(void *context, int local) {
     return gg_exchange_regroup(c->peers->exchange[local], c->held[local], &c->costs, epoch);
 }
 
-/* A run of no steps: later waits may be those of collective calls, which end before a view with newcomers begins. */
-static void begin_and_end(const gg_peers *p, int64_t step) {
-    gg_team_view_begin(p->team, step);
-    gg_team_view_end(p->team);
-}
-
 /* Tells how far a rank of its own process is. */
 static gg_status tell_step(const gg_peers *p, int64_t step) {
     bool stops;
-    begin_and_end(p, step);
+    gg_team_view_stands(p->team, step);
     return p->local == 1 ? gg_team_view_stops(p->team, 0, step, &stops) : GG_OK;
 }
 
@@ -115,7 +109,7 @@ gg_status gg_peers_change_view(gg_peers *p, bool *changed, int *living) {
     c.costs.forward = forward;
     GG_TRY_CLEANUP(gg_peers_known_link(p, &gg_exchange_asked(first)->strategy, layout->count, &link, &c.costs.link));
     GG_TRY_CLEANUP(gg_team_run(p->team, regroup, &c));
-    begin_and_end(p, gg_peers_steps(p));
+    gg_team_view_stands(p->team, gg_peers_steps(p));
     *changed = true;
 cleanup:
     for (int i = 0; c.held != NULL && i < formers; ++i) gg_held_state_free(c.held[i]);
@@ -180,7 +174,7 @@ gg_status gg_peers_join(gg_peers *p, bool *whole) {
     j.costs.forward = forward;
     GG_TRY_CLEANUP(gg_peers_known_link(p, &gg_exchange_asked(x)->strategy, layout->count, &link, &j.costs.link));
     GG_TRY_CLEANUP(gg_team_run(p->team, take_state, &j));
-    begin_and_end(p, gg_peers_steps(p));
+    gg_team_view_stands(p->team, gg_peers_steps(p));
     GG_TRY_CLEANUP(gg_team_copied(p->team, 0));
     GG_TRY_CLEANUP(gg_team_await_whole(p->team, whole));
 cleanup:

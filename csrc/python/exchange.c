@@ -210,8 +210,7 @@ static int exchange_set_step(PyObject *self, PyObject *value, void *place) {
     for (int i = 0; i < gg_team_local(x->team->team); ++i)
         *(int64_t *)((char *)gg_exchange_state(gg_peers_exchange(x->peers, i)) + (uintptr_t)place) = step;
     if (place == STEP) gg_peers_forget_received(x->peers);
-    if (place == STEP) gg_team_view_begin(x->team->team, step);
-    if (place == STEP) gg_team_view_end(x->team->team);
+    if (place == STEP) gg_team_view_stands(x->team->team, step);
     return 0;
 }
 

@@ -210,8 +210,7 @@ gg_status gg_trainer_join(gg_trainer *t, bool *whole) {
                                        gg_graph_arena_count(t->options.graph), &link, &costs.link));
     GG_TRY_CLEANUP(gg_replica_take(t->replica[0], donor_of(t, 0), gg_team_taken(t->team), &costs, &t->heard));
     gg_team_view_breaks(t->team, gg_exchange_breaks(t->replica[0]->exchange));
-    gg_team_view_begin(t->team, gg_exchange_state(t->replica[0]->exchange)->step);
-    gg_team_view_end(t->team);
+    gg_team_view_stands(t->team, gg_exchange_state(t->replica[0]->exchange)->step);
     GG_TRY_CLEANUP(gg_team_copied(t->team, 0));
     GG_TRY_CLEANUP(gg_team_await_whole(t->team, whole));
 cleanup:

@@ -80,7 +80,7 @@ static gg_status hold(void *context, int local) {
 
 static gg_status regroup(void *context, int local) {
     const gg_trainer_change *c = context;
-    const gg_regrouping how = {.view = gg_team_view(c->trainer->team)->number,
+    const gg_regrouping how = {.view = gg_team_taken(c->trainer->team),
                                .costs = c->costs,
                                .dealt = &c->dealt,
                                .inherited = local == c->heir ? &c->trainer->inherited : NULL};
