@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from gossipgrad.errors import LARGEST, choice, counted, did_you_mean, flag, integer, number, warn
 from gossipgrad.history import Record, flat, lookup
-from gossipgrad.launch import agreement
+from gossipgrad.launch import agreement, joining
 from gossipgrad.state import checkpoint_files
 from gossipgrad.state.files import json_text
 from gossipgrad.state.outputs import Output, best_path, fixed_path
@@ -213,13 +213,11 @@ def known_of(callbacks: Sequence[Callback]) -> list[list[Any]]:
 def take_known(callbacks: Sequence[Callback], known: Sequence[Any]) -> None:
     """Give a newcomer's monitors the `known_of` the group's, so that all take the same decisions."""
     monitors = [one for one in callbacks if isinstance(one, _Monitor)]
-    own, theirs = ([f"{kind} of {name}" for kind, name, _ in ones] for ones in (known_of(monitors), known))
-    if own != theirs:
-        here, group = (", ".join(ones) or "none" for ones in (own, theirs))
-        raise ValueError(
-            f"this newcomer cannot join: callbacks that monitor are {here} here, {group} in the group; allowed: the "
-            "same script with the same options"
-        )
+    theirs, own = (
+        {"callbacks": ", ".join(f"{kind} of {name}" for kind, name, _ in ones) or "no monitor"}
+        for ones in (known, known_of(monitors))
+    )
+    joining.check(theirs, own)
     for one, (_, _, values) in zip(monitors, known, strict=True):
         for name, value in zip(one.known, values, strict=True):
             setattr(one, name, value)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from gossipgrad import _core
 from gossipgrad.errors import CommunicationError, integer, named_keywords, number, store, warn
-from gossipgrad.launch import agreement, failure, net, origin, preload, stall
+from gossipgrad.launch import agreement, failure, joining, net, origin, preload, stall
 
 MAX_VIRTUAL_RANKS = 4096
 
@@ -232,7 +232,7 @@ def machines(team: _core.Team, network: Network | None) -> int:
     """
     simulated = network is not None and (network.latency > 0 or network.bandwidth > 0)
     if simulated:
-        return net.first_size() if team.newcomer else team.size
+        return joining.first_size(team)
     return team.nodes()[0]
 
 

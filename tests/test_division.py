@@ -107,7 +107,7 @@ class Group:
         self.split = False
 
     def all(self, call):
-        """Of all ranks; newcomers that come meanwhile make the same call."""
+        """Makes a call of all ranks, also of newcomers that come meanwhile."""
         ranks = None
         while ranks is not self.ranks:
             ranks = self.ranks
@@ -527,7 +527,7 @@ def deal_all(monkeypatch, processes, deaths):
 
 @pytest.mark.parametrize("deaths", [{}, {0: 1}, {0: 2}, {1: 2}, {3: 1}, {0: 2, 1: 3}])
 def test_newcomers_hear_of_all_divisions(monkeypatch, deaths):
-    """Of those of the ranks that live, when ranks die meanwhile."""
+    """Ranks die between the gatherings; newcomers hear the divisions of the ranks that live."""
     old = [Process(identity, [0, 1, 2]) for identity in range(3)]
     kinds = {"batch_size": 3, "seed": 4}, {"batch_size": 2, "seed": 5}
     divisions = {one: [gg.Division(60, ranks=one, **kind) for kind in kinds] for one in old}

@@ -453,7 +453,7 @@ def test_what_a_coordinator_refuses_and_drops(coordinated, monkeypatch):
 
 @pytest.mark.parametrize("gathering", [False, True])
 def test_agents_that_come_while_others_end(gathering, coordinated):
-    """One whose ranks train ends them. One that has started none would wait for ranks that do not exist."""
+    """An agent with ranks ends them. An agent that has not started its ranks is refused."""
     begin, _ = coordinated
     one, port = begin()
     facts = {"size": 3, "nodes": 3, "started": True}

@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 from torch_cases import batch, small  # noqa: E402
 
 import gossipgrad.torch  # noqa: E402
-from gossipgrad.launch import failure, net, origin  # noqa: E402
+from gossipgrad.launch import failure, origin  # noqa: E402
 from gossipgrad.torch import device  # noqa: E402
 from gossipgrad.torch.modules import layers_of, tensors_of  # noqa: E402
 from gossipgrad.torch.newcomers import given, take  # noqa: E402
@@ -168,7 +168,7 @@ def test_a_newcomers_wrong_argument_is_its_error(monkeypatch):
 
 def test_lightning_is_refused_where_ranks_may_join(monkeypatch):
     lightning = pytest.importorskip("gossipgrad.torch.lightning")
-    for name, where in (("survives", origin), ("by_net", origin), ("may_grow", net)):
+    for name, where in (("survives", origin), ("may_grow", origin)):
         monkeypatch.setattr(where, name, lambda: True)
     monkeypatch.setattr(lightning, "Team", lambda *_, **__: gg.Team(gg.VirtualCluster(1)))
     with pytest.raises(ValueError, match=r"GossipStrategy: new ranks \(run --respawn.*Allowed: without --respawn"):

@@ -63,7 +63,8 @@ static void workers_leave(void) {
     if (own.workers == 0) return;
 #pragma omp parallel num_threads(own.workers)
     if (omp_get_thread_num() != 0) {
-        const float_modes *restored = own.entered ? &own : caller; /* one that has not entered was started since */
+        /* The caller has started a worker that has not entered, so that worker gets the caller's modes. */
+        const float_modes *restored = own.entered ? &own : caller;
         gg_cpu_set_float_mode(restored->former);
         gg_signals_release(&restored->signals);
         own.entered = false;

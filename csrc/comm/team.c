@@ -580,6 +580,13 @@ int64_t gg_team_taken(const gg_team *team) { return team->taken; }
 
 int gg_team_donor(const gg_team *team, int rank) { return team->donor[rank]; }
 
+int gg_team_next_taker(gg_team *team, int local, int after) {
+    const int own = gg_team_transport(team, local)->rank;
+    for (int rank = after + 1; rank < gg_team_size(team); ++rank)
+        if (team->donor[rank] == own) return rank;
+    return -1;
+}
+
 gg_status gg_team_greet(gg_team *team, int rank) {
     return team->net != NULL ? gg_net_transport_greet(team->net, current(team)->member[rank], team->taken) : GG_OK;
 }

@@ -20,8 +20,8 @@ gg_status gg_team_create_mpi(bool use_world, int fortran_handle, const gg_networ
                              gg_team **out);
 /* Over links without MPI, as gg_net_transport_create; `net` outlives the team. views: this rank's (comm/view_pages.h),
  * freed with the team, also on failure: ranks may die. NULL means that a death ends all. A newcomer is alone, its rank
- * its identity, until it joins; GG_ERROR_STATE without views. GG_ERROR_STATE for a member after a change of the view: a
- * group with views is the first one that trains. Collective. */
+ * its identity, until it joins; GG_ERROR_STATE without views. GG_ERROR_STATE for a member after a change of the view.
+ * Collective. */
 gg_status gg_team_create_net(gg_net *net, const gg_network *network, double timeout, gg_views *views, gg_team **out);
 /* Waits of more than a second fail with GG_ERROR_PEER when a rank of this group has died. views: as above, with which
  * others go on. The group is of kind net, and was made without. */
@@ -110,11 +110,13 @@ gg_status gg_team_is_changing(gg_team *team, bool *changing);
 gg_status gg_team_await_member(gg_team *team, double seconds, bool *member);
 /* A local newcomer has a whole copy of its donor's state in the view that was taken. */
 gg_status gg_team_copied(gg_team *team, int local);
-/* Of the view that the last gg_team_change_view has taken, even if a later one has come: its number, and the rank that
- * gives its state to `rank`; -1 means that `rank` has one. A newcomer needs these, because the next view comes without
- * it while it has no state. */
+/* The number of the view that the last gg_team_change_view has taken. A later view may have come: it comes without a
+ * newcomer that has no state. */
 int64_t gg_team_taken(const gg_team *team);
+/* The rank of that view that gives its state to `rank`; -1 means that `rank` has a state. */
 int gg_team_donor(const gg_team *team, int rank);
+/* The next rank after `after` that takes this local rank's state; -1 means none. The first one follows -1. */
+int gg_team_next_taker(gg_team *team, int local, int after);
 /* A donor greets a newcomer before it gives its state; the newcomer, of its own process, waits for the greeting.
  * GG_ERROR_ARGUMENT if their groups differ, because their scripts have made other numbers of them: no message of the
  * one reaches the other. GG_ERROR_PEER if the donor has died. */

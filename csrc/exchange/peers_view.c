@@ -123,11 +123,10 @@ cleanup:
 gg_status gg_peers_give(gg_peers *p, const char *text, size_t bytes, bool *whole) {
     gg_handover given = {.text = (char *)text, .bytes = bytes};
     given.linked = gg_team_known_link(p->team, &given.link);
-    for (int i = 0; i < gg_team_size(p->team) && p->local == 1; ++i)
-        if (gg_team_donor(p->team, i) == gg_team_rank(p->team)) {
-            GG_TRY(gg_team_greet(p->team, i));
-            GG_TRY(gg_exchange_give(p->exchange[0], i, &given));
-        }
+    for (int to = -1; (to = gg_team_next_taker(p->team, 0, to)) >= 0;) {
+        GG_TRY(gg_team_greet(p->team, to));
+        GG_TRY(gg_exchange_give(p->exchange[0], to, &given));
+    }
     return gg_team_await_whole(p->team, whole);
 }
 

@@ -19,12 +19,6 @@ static void sort_steps(gg_py_exchange *x, const int *living, int count) {
     }
 }
 
-static bool is_donor(const gg_team *team) {
-    bool is = false;
-    for (int i = 0; i < gg_team_size(team); ++i) is = is || gg_team_donor(team, i) == gg_team_rank(team);
-    return is;
-}
-
 static PyObject *describe(const gg_py_exchange *x, const int *living) {
     gg_team *team = x->team->team;
     const gg_view *view = gg_team_view(team);
@@ -36,7 +30,7 @@ static PyObject *describe(const gg_py_exchange *x, const int *living) {
     dict = gg_py_put(dict, "died", gg_py_ranks(view->died, view->dead));
     dict = gg_py_put(dict, "last_steps", gg_py_integers(view->last, view->dead));
     dict = gg_py_put(dict, "made", made);
-    dict = gg_py_put(dict, "gives", PyBool_FromLong(is_donor(team)));
+    dict = gg_py_put(dict, "gives", PyBool_FromLong(gg_team_next_taker(team, 0, -1) >= 0));
     return gg_py_put(dict, "local", gg_py_ranks(living, gg_team_local(team)));
 }
 

@@ -144,14 +144,12 @@ gg_status gg_trainer_add_newcomers(gg_trainer *t) {
 
 gg_status gg_trainer_give(const gg_trainer_change *c, int local) {
     const gg_trainer *t = c->trainer;
-    const int own = gg_team_transport(t->team, local)->rank;
     gg_handover given = t->given;
     given.linked = gg_team_known_link(t->team, &given.link);
-    for (int i = 0; i < gg_team_size(t->team); ++i)
-        if (gg_team_donor(t->team, i) == own) {
-            GG_TRY(gg_team_greet(t->team, i));
-            GG_TRY(gg_replica_give(t->replica[local], i, &given, &t->inherited));
-        }
+    for (int to = -1; (to = gg_team_next_taker(t->team, local, to)) >= 0;) {
+        GG_TRY(gg_team_greet(t->team, to));
+        GG_TRY(gg_replica_give(t->replica[local], to, &given, &t->inherited));
+    }
     return GG_OK;
 }
 

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from gossipgrad import _core
 from gossipgrad.data.dealing import Dealing, furthest
-from gossipgrad.launch import agreement, joining, net, stall, surviving
+from gossipgrad.launch import agreement, joining, stall, surviving
 
 Record = dict[str, Any]
 P = ParamSpec("P")
@@ -65,7 +65,7 @@ class Survivor:
         give: Callable[[], bytes],
         take: Callable[[bytes], object],
     ) -> None:
-        self.grows = team.kind != "virtual" and net.may_grow()
+        self.grows = joining.grows(team)
         self.team, self._core, self._adapt, self._on_view = team, core, adapt, on_view
         self._facts, self._give, self._take = dict(facts), give, take
         self.members: list[int] = list(range(team.size))
@@ -226,7 +226,8 @@ class Survivor:
         """
         rank = self.team.rank
         tells = keys[rank].keys() - {key for lower in keys[:rank] for key in lower}
-        divisions = sorted(divisions, key=lambda one: one.told()["asked"])  # of equal ones the one that is read
+        # The last one of a key counts: the one that is read furthest.
+        divisions = sorted(divisions, key=lambda one: one.told()["asked"])
         own = {one.key: one.position() for one in divisions if one.key in tells}
         for text in self._gather({"again": again, "divisions": own}):
             if self._hears:

@@ -24,7 +24,7 @@ import time
 from typing import Any
 
 from gossipgrad.launch.lines import MALFORMED, SECRET, DroppedError, Line, Message, address, job_secret, say
-from gossipgrad.launch.net_launcher import SAVED, Job, _how, failure
+from gossipgrad.launch.net_launcher import SAVED, Job, _how, job_code
 
 _BEATS = 5  # a lease
 _TO_SAVE = 30.0  # seconds for ranks that save when there is no coordinator
@@ -452,13 +452,13 @@ class Agent(Job):
         say(f"rank {rank} {_how(code)}")
         self._tell_died(rank, code)
         self._replace(rank, code)
-        self.last_code = failure(code)
+        self.last_code = job_code(code)
         if not self.running and not self.wanted:
             self.code = self.code or self.last_code
 
     def _tell_died(self, rank: int, code: int) -> None:
         self.dead[rank] = code
-        self._send({"kind": "died", "rank": rank, "code": failure(code), "pages": self._pages(self.ranks)})
+        self._send({"kind": "died", "rank": rank, "code": job_code(code), "pages": self._pages(self.ranks)})
 
     def _ended(self, rank: int, code: int) -> None:
         new = rank >= self.size and rank not in self.keeper.view()["ranks"]  # the others do not know it

@@ -7,11 +7,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gossipgrad._core import PeerError, Team
-from gossipgrad.launch import stall
+from gossipgrad.launch import net, origin, stall
 
 Record = dict[str, Any]
 T = TypeVar("T")
 _LOOK = 0.1  # seconds between looks at signals
+
+
+def grows(team: Team) -> bool:
+    """True if processes that are started later may join this team, and go on with it."""
+    return origin.may_grow() and team.survives and team.kind != "virtual"
+
+
+def first_size(team: Team) -> int:
+    """Ranks of the team when it made its choices; a newcomer takes the choices of the group that it joins."""
+    return net.first_size() if team.newcomer else team.size
 
 
 def check(theirs: Mapping[str, str], own: Mapping[str, str]) -> None:

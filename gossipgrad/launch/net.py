@@ -41,11 +41,6 @@ _connected = False
 _first = 0
 
 
-def may_grow() -> bool:
-    """True if processes that are started later may join the ranks."""
-    return origin.may_grow()
-
-
 def first_size() -> int:
     """Ranks that the job has begun with."""
     return _first

@@ -123,7 +123,7 @@ def _module(name: str) -> Any:
     return module
 
 
-def failure(code: int) -> int:
+def job_code(code: int) -> int:
     """The exit code of a job that a process with this one has ended: 128 and the signal's number; 1 for a code of 0."""
     return 128 - code if code < 0 else code or 1
 
@@ -329,7 +329,7 @@ class Job:
         then = f"{left} rank{'s' if left > 1 else ''} {'go' if left > 1 else 'goes'} on" if self.changing else "all end"
         _say(f"rank {rank} {_how(code)}: {then}")
         if not self.changing:
-            self.end(failure(code))
+            self.end(job_code(code))
         self._replace(rank, code)
 
     def _newcomer_ended(self, rank: int, code: int) -> None:
@@ -375,7 +375,7 @@ class Job:
         reported = any(os.path.exists(mark) for mark in marks)
         if code < 0 or (not reported and code != SAVED):
             _say(f"rank {rank} {_how(code)}: this ends all ranks")
-        self.end(failure(code))
+        self.end(job_code(code))
 
     def look(self) -> None:
         """Between two signals."""

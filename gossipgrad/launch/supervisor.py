@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gossipgrad.errors import SAVED
 from gossipgrad.launch import leftovers
-from gossipgrad.launch.net_launcher import failure
+from gossipgrad.launch.net_launcher import job_code
 
 # prctl's
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -226,7 +226,7 @@ class Supervisor:
             self._say(f"the launcher was ended by signal {-code} ({signal.Signals(-code).name}); so were the ranks")
         if code == 0 and self.unwritten:
             return 1
-        return failure(code) if code else 0
+        return job_code(code) if code else 0
 
     def _start(self, stdin: bool, mask: set[int]) -> subprocess.Popen[bytes]:
         parent = os.getpid()

@@ -19,12 +19,11 @@ TO_END = 30.0
 LEAVING = 0.1  # seconds that the end of a process that leaves the others waits for them
 
 _current: tuple[Team, str] | None = None
-_registered = False
 
 
 def begin(team: Team, name: str, go_on: Callable[[], object]) -> None:
     """From now on `go_on` is called when ranks have died, and goes on without them. RuntimeError if there is one."""
-    global _current, _registered
+    global _current
     if _current is not None:
         raise RuntimeError(
             f"{name}: not beside {_current[1]}, where ranks may die (run --survive): one object of a process goes on "
@@ -33,11 +32,10 @@ def begin(team: Team, name: str, go_on: Callable[[], object]) -> None:
     _current = team, name
     agreement.go_on = go_on
     failure.dies_alone = _dies_alone
-    failure.has_joined = True
     team.train(True)
-    if not _registered:
+    if not failure.has_joined:
         atexit.register(_at_exit)
-        _registered = True
+        failure.has_joined = True
 
 
 def check(team: Team, name: str, begun: bool = False) -> None:
@@ -45,7 +43,7 @@ def check(team: Team, name: str, begun: bool = False) -> None:
 
     begun: also if such a change has only begun; within an agreement, because ranks may see it at different times.
     """
-    if team.outdated or (begun and _registered and team.changing):
+    if team.outdated or (begun and failure.has_joined and team.changing):
         raise RuntimeError(
             f"{name}: the ranks have changed, or are about to, since the script's first training. Allowed then, where "
             "ranks may die (run --survive): that training alone. Save, and start the job again for another one"

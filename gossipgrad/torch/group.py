@@ -17,7 +17,7 @@ from gossipgrad.cluster import Network, VirtualCluster, links, machines, make_te
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import integer, number
 from gossipgrad.exchange.survivor import Survivor
-from gossipgrad.launch import agreement, environment, net, origin, surviving
+from gossipgrad.launch import agreement, environment, joining, surviving
 from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.schedules import Constant, Function
 from gossipgrad.torch import newcomers
@@ -98,7 +98,7 @@ class Group:
         except (TypeError, ValueError) as error:
             refuse(comm, CALL, error)
         self.team = make_team(given, seconds, network, survives=self.virtual is None)
-        self.grows = self.team.survives and origin.by_net() and net.may_grow()  # new processes may join
+        self.grows = joining.grows(self.team)
         self.layers = [list(one) for one in layers]  # of each local rank
         links_given = links(given, network)
         with agreement.agreed(self.team, CALL) as one:
@@ -115,7 +115,7 @@ class Group:
             self._share_first_weights(modules)
         notices.kernels_not_built(self.team.rank, environment.core_info())
         self.decision = ""  # which strategy was chosen, and why; "": the given one, or GossipGraD()
-        ranks = net.first_size() if self.team.newcomer else self.team.size  # as those that it joins have chosen
+        ranks = joining.first_size(self.team)
         norm, nodes = _norm_of(modules[0]), machines(self.team, links_given)
         how = {"mortal": self.team.survives} | momentum_of(optimizer or self.optimizer)
         by_default = strategy is None and compression is None

@@ -23,7 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 from gossipgrad.cluster import Network, VirtualCluster
 from gossipgrad.compression import AdaComp
 from gossipgrad.errors import named_keywords, warn
-from gossipgrad.launch import agreement, net, origin, stall
+from gossipgrad.launch import agreement, origin, stall
 from gossipgrad.launch.origin import check as check_launcher
 from gossipgrad.optim import Optimizer
 from gossipgrad.strategies import Strategy
@@ -130,7 +130,7 @@ class GossipStrategy(ParallelStrategy):  # type: ignore[misc]
         }
         self._ranks = Team(comm, timeout=timeout)._core
         self._survives = origin.survives()
-        if self._survives and origin.by_net() and net.may_grow():
+        if self._survives and origin.may_grow():
             why = (
                 "GossipStrategy: new ranks (run --respawn, gossipgrad join) cannot join Lightning's Trainer. Allowed: "
                 "without --respawn; or loops of your own around gossipgrad.torch.wrap"

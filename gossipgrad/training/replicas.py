@@ -22,8 +22,7 @@ from gossipgrad.compression import AdaComp
 from gossipgrad.data.arrays import Dataset
 from gossipgrad.errors import LARGEST, check_keywords, choice, counted, flag, integer, is_of, number
 from gossipgrad.history import History, Record
-from gossipgrad.launch import agreement, environment, origin, stall, surviving
-from gossipgrad.launch import net as links
+from gossipgrad.launch import agreement, environment, joining, stall, surviving
 from gossipgrad.launch.interrupts import uninterrupted
 from gossipgrad.literals import BACKENDS, CONV_ALGORITHMS, DTYPES, Backend, ConvAlgorithm, DType, Precision
 from gossipgrad.metrics import Metrics, parse
@@ -236,7 +235,7 @@ class Replicas:
         self.fit_state = FitState()
         self.members = list(range(self.size))  # the ranks' first numbers
         self.facts_of_fit: dict[str, str] | None = None  # what newcomers must have alike
-        self.may_grow = self.team.survives and origin.by_net() and links.may_grow()  # new processes may join
+        self.may_grow = joining.grows(self.team)
         self.record_names: list[str] = []  # the numbers of an epoch's record in this fit, dotted
         self.speaker: Callable[[str], None] | None = None  # prints the lines of say
         self.epoch = 0  # epochs done
@@ -487,7 +486,7 @@ class Replicas:
         undecided, self.undecided = self.undecided, False
         if undecided or self._by_default:
             decide = strategies.choose if undecided else strategies.by_default
-            ranks = links.first_size() if self.team.newcomer else self.size  # as those that it joins have chosen
+            ranks = joining.first_size(self.team)
             strategy, self.decision = decide(samples, ranks, norm, machines, **how)
             if strategy != self.strategy:
                 self.__dict__["strategy"] = strategy

@@ -328,8 +328,8 @@ static void test_newcomers_apart(void) {
     gg_membership_destroy(m);
 }
 
-/* A death between the copies of two newcomers: the one that has copied has not begun to train. The others go on without
- * its limit and its report, and both copy in the next view. */
+/* A rank dies after one of two newcomers has its copy. That newcomer does not train yet: the others need no limit and
+ * no report of it, and both copy in the next view. */
 static void test_half_of_the_copies(void) {
     gg_membership *m;
     const int64_t none = -1;
