@@ -16,8 +16,7 @@ The ranks belong to agents of several hosts, played by this one. With --nodes 1 
 - cut: an agent and the coordinator hear nothing of each other for at most 3 s; after `--lease` its ranks are killed
 - agent: SIGKILL of an agent, which its ranks do not outlive
 
-A host whose ranks have all died comes back by `gossipgrad join`. Where nobody replaces the dead, they are spread over
-the time, and two ranks are left.
+A host whose ranks have all died comes back by `gossipgrad join`. At least two ranks are left.
 
 A run without faults trains beside it all the time (--reference beside), or after it, as long. Prints and checks, by the
 files in which each rank writes down its own steps:
@@ -374,20 +373,15 @@ def wait(seconds: float) -> Callable[[Job, float], list[Fault]]:
     return no_faults
 
 
-def has_join() -> bool:
-    return subprocess.run([*GOSSIPGRAD, "join", "--help"], capture_output=True).returncode == 0
-
-
 class Chaos:
     """Calls faults at random moments."""
 
-    def __init__(self, arguments: argparse.Namespace, respawns: bool) -> None:
+    def __init__(self, arguments: argparse.Namespace) -> None:
         self.draw = random.Random(arguments.seed)
-        self.seconds, self.respawns, self.stop = 60 * arguments.minutes, respawns, arguments.stop
+        self.seconds, self.stop = 60 * arguments.minutes, arguments.stop
         self.kinds, self.lease, self.stopped = arguments.kinds, arguments.lease, arguments.stopped
         last = max(self.seconds - BEHIND, self.seconds / 2)
         self.plan = sorted(self.draw.uniform(0, last) for _ in range(arguments.faults))
-        self.joins = respawns and has_join()
         self.over = False
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.hit: set[int] = set()  # processes, and -1 - node, that a fault still holds
@@ -398,7 +392,7 @@ class Chaos:
             while (now := time.time()) < begin + at:
                 time.sleep(max(min(0.01, begin + at - now), 0))
                 self._go_on(time.time())
-            if at < self.seconds and (fault := self._fault(job, at / self.seconds)):
+            if at < self.seconds and (fault := self._fault(job)):
                 done.append(fault)
         self.over = True
         self._go_on(math.inf)
@@ -409,22 +403,16 @@ class Chaos:
             self.later.remove(one)
             one[1]()
 
-    def _fault(self, job: Job, share: float) -> Fault | None:
-        """share: of the time that is over."""
+    def _fault(self, job: Job) -> Fault | None:
         living = [one for one in training(job.folder) if one[1] not in self.hit and -1 - one[0] not in self.hit]
         if not living:
             return None
         node, pid = self.draw.choice(living)
         nodes = len({one[0] for one in living})
         here = sum(one[0] == node for one in living)
-        lost = job.ranks - len(living)
-        spare = self.respawns or lost <= (job.ranks - 2) * share
-        one_less, node_less = spare and len(living) > 2, nodes > 2 and len(living) - here >= 2
-        if isinstance(job, Hosts):
-            few = len(job.relays) - nodes <= (len(job.relays) - 2) * share
-            node_less = node_less and spare and (few or self.joins)
+        one_less, node_less = len(living) > 2, nodes > 2 and len(living) - here >= 2
         # New ranks need a coordinator to join: while they are awaited it is spared.
-        coordinator = COORDINATOR not in self.hit and (len(living) > 2 or not self.respawns)
+        coordinator = COORDINATOR not in self.hit and one_less
         allowed = {"kill": one_less, "agent": node_less, "coordinator": coordinator}
         kinds = [kind for kind in self.kinds if allowed.get(kind, True)]
         if not kinds:
@@ -437,7 +425,7 @@ class Chaos:
             longest = min(longest, 0.4 * self.lease)
         fault = Fault(kind, time.time(), pid, node, self.draw.uniform(0.1, 1) * longest)
         getattr(self, f"_{kind}")(job, fault)
-        if kind in ("agent", "cut") and self.joins:
+        if kind in ("agent", "cut"):
             assert isinstance(job, Hosts)
             self._come_back(job, node, here, fault.at + fault.seconds + 2 * self.lease)
         return fault
@@ -659,44 +647,34 @@ def draw(found: Run, quiet: Run, title: str, path: str) -> None:
 # ---- the whole
 
 
-def options(arguments: argparse.Namespace) -> tuple[list[str], bool]:
-    """Options of the ranks' command; are the dead replaced?"""
+def job(ranks: int, arguments: argparse.Namespace, faults: bool = False) -> Job:
     own = ["--stopped", str(arguments.stopped)]
     own += ["--lease", str(arguments.lease)] if arguments.nodes > 1 else []
-    respawn = ["--respawn", str(4 * arguments.faults)]
-    hosts = ["--coordinator", "a:1", "--nodes", "2", "--node", "0"] if arguments.nodes > 1 else []
-    asked = [*RUN, *own, *respawn, *hosts, "-n", "2", "--print", "train"]
-    secret = {"GOSSIPGRAD_SECRET": 64 * "0"}
-    respawns = subprocess.run(asked, capture_output=True, env={**os.environ, **secret}).returncode == 0
-    return own + respawn * respawns, respawns
-
-
-def job(ranks: int, arguments: argparse.Namespace, own: list[str]) -> Job:
+    own += ["--respawn", str(4 * arguments.faults)] if faults else []
     if arguments.nodes > 1:
         return Hosts(ranks, arguments.pause, own, min(arguments.nodes, ranks))
     return Job(ranks, arguments.pause, own)
 
 
-def with_reference(arguments: argparse.Namespace, chaos: Chaos, own: list[str]) -> tuple[Run, Run]:
+def with_reference(arguments: argparse.Namespace) -> tuple[Run, Run]:
     """The run, and the one without faults."""
-    ranks = arguments.ranks
-    quiet_options = own[: own.index("--respawn")] if "--respawn" in own else own
+    ranks, chaos = arguments.ranks, Chaos(arguments)
     if arguments.reference == "after":
-        found = job(ranks, arguments, own).run(chaos)
-        return found, job(ranks, arguments, quiet_options).run(wait(found.end - found.begin))
+        found = job(ranks, arguments, faults=True).run(chaos)
+        return found, job(ranks, arguments).run(wait(found.end - found.begin))
     over, begun = threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(job(ranks, arguments, quiet_options).run, until(over, begun))
+        beside = pool.submit(job(ranks, arguments).run, until(over, begun))
         while not begun.wait(0.1) and not beside.done():
             pass
         try:
-            found = job(ranks, arguments, own).run(chaos)
+            found = job(ranks, arguments, faults=True).run(chaos)
         finally:
             over.set()
         return found, beside.result()
 
 
-def rates_of(arguments: argparse.Namespace, found: Run, quiet: Run, own: list[str]) -> dict[int, float]:
+def rates_of(arguments: argparse.Namespace, found: Run, quiet: Run) -> dict[int, float]:
     """Samples a second without faults, by the number of ranks."""
     begin, end = max(found.begin, quiet.begin), min(found.end, quiet.end)
     if end <= begin:  # one after the other
@@ -712,8 +690,7 @@ def rates_of(arguments: argparse.Namespace, found: Run, quiet: Run, own: list[st
     ]
     alone = {}
     for living in sorted([*wanted, *([arguments.ranks] if wanted else [])]):
-        one = job(living, arguments, own[: own.index("--respawn")] if "--respawn" in own else own)
-        one_run = one.run(wait(arguments.fewer))
+        one_run = job(living, arguments).run(wait(arguments.fewer))
         alone[living] = one_run.trained() / (one_run.end - one_run.begin)
     # The runs of fewer ranks are made alone: their rate counts beside that of all ranks alone.
     return {n: whole * rate / alone[arguments.ranks] for n, rate in alone.items()} | {arguments.ranks: whole}
@@ -739,10 +716,9 @@ def main() -> None:
     arguments.kinds = arguments.kinds or possible
     if not set(arguments.kinds) <= set(possible):
         parser.error(f"--kinds: allowed with --nodes {arguments.nodes}: {', '.join(possible)}")
-    own, respawns = options(arguments)
-    found, quiet = with_reference(arguments, Chaos(arguments, respawns), own)
+    found, quiet = with_reference(arguments)
     more, again = audit(found, arguments.ranks, arguments.nodes > 1)
-    rates = rates_of(arguments, found, quiet, own)
+    rates = rates_of(arguments, found, quiet)
     share = found.trained() / of_living(found, rates)
     numbers = {kind: sum(one.kind == kind for one in found.faults) for kind in arguments.kinds}
     counts = [f"{counted(n, NAMES[kind][0])} {NAMES[kind][1]}" for kind, n in numbers.items() if n]

@@ -92,11 +92,10 @@ def test_a_coordinator_is_spared_while_new_ranks_are_awaited(living, spared, cha
     asked = argparse.Namespace(seed=1, minutes=1, faults=3, stop=1.0, lease=1.0, stopped=1.0)
     asked.kinds = ["coordinator"]
     monkeypatch.setattr(chaos, "training", lambda folder: [(node, 100 + node) for node in range(living)])
-    monkeypatch.setattr(chaos, "has_join", lambda: True)
-    one = chaos.Chaos(asked, True)
+    one = chaos.Chaos(asked)
     killed = []
     one._coordinator = lambda job, fault: killed.append(fault)
-    one._fault(argparse.Namespace(folder=tmp_path, ranks=8), 0.5)
+    one._fault(argparse.Namespace(folder=tmp_path, ranks=8))
     assert (killed == []) == spared
 
 
