@@ -28,8 +28,8 @@ division = gg.Division(case["samples"], 3, x, seed=2, accumulate=2)
 def step(batches, epoch):
     print(json.dumps({"me": me, "epoch": epoch, "step": x.steps, "batches": batches}), flush=True)
     if me == 1 and epoch == 1 and x.steps >= case["at"]: os.kill(os.getpid(), signal.SIGKILL)
-    while epoch == 1 and x.view.epoch == 1 and not (here / "new").exists(): time.sleep(0.01)
-    if x.view.epoch == 1: time.sleep(0.03)
+    while epoch == 1 and x.view.number == 1 and not (here / "new").exists(): time.sleep(0.01)
+    if x.view.number == 1: time.sleep(0.03)
     x.step({"w": np.ones(2)})
 
 def read(loader, epoch):

@@ -38,7 +38,7 @@ if "kills" in mine: joining.check = kill_donor
 def on_view(x, change):
     state = x.state_dict()
     new = {rank: state["ranks"][change["ranks"].index(rank)] for rank in change["joined"]}
-    say(change=change, size=x.size, steps=x.steps, view=x.view.epoch, members=x.view.members)
+    say(change=change, size=x.size, steps=x.steps, view=x.view.number, members=x.view.members)
     for one in new.values():
         equal = [all(np.array_equal(one[arena][name], other[arena][name]) for arena in one for name in one[arena])
                  for other in state["ranks"]]
@@ -63,10 +63,10 @@ if "wrong" in mine:
     raise SystemExit(1)
 x = made(network=network)
 if me >= 3: say(rank=x.rank, size=x.size, steps=x.steps, lr=x.learning_rate, changes=x.view.changes)
-while x.view.epoch < case["until"] or x.steps < x.view.changes[-1]["step"] + 5:
+while x.view.number < case["until"] or x.steps < x.view.changes[-1]["step"] + 5:
     if mine.get("at") == x.steps: os.kill(os.getpid(), signal.SIGKILL)
     if x.steps == 2: x.learning_rate = 0.05
-    if me == 0 and x.steps > 3 and x.view.epoch == 1 and "late" in case:
+    if me == 0 and x.steps > 3 and x.view.number == 1 and "late" in case:
         while not (here / "new").exists(): time.sleep(0.01)
         time.sleep(0.05)  # the newcomer is ready while the others wait for this rank, in step(samples=1)
     else:

@@ -57,7 +57,7 @@ def test_each_sample_is_trained_on_by_one_survivor(p, deaths):
     assert x.size == p - len(died) and died
     assert (moved(x).sum(axis=0) == 1).all()
     assert x.view.members == tuple(rank for rank in range(p) if rank not in died)
-    assert x.view.changes == tuple(change for _, change in heard) and x.view.epoch == len(heard)
+    assert x.view.changes == tuple(change for _, change in heard) and x.view.number == len(heard)
     assert [size for size, _ in heard] == [len(change["ranks"]) for _, change in heard]
 
 

@@ -25,7 +25,7 @@ _INNER = ("made", "local", "gives")  # of a change, not shown
 class View:
     """The ranks of a group that live.
 
-    epoch    changes so far.
+    number   changes so far.
     members  the ranks' first numbers, by their numbers of now.
     rank     this process's, of now; 0 of a virtual cluster.
     size     ranks that live.
@@ -34,7 +34,7 @@ class View:
              "seconds". A new rank's begin with the one in which it has joined.
     """
 
-    epoch: int
+    number: int
     members: tuple[int, ...]
     rank: int
     size: int
@@ -167,20 +167,12 @@ class Survivor:
         return True
 
     def _change_view(self) -> Record | None:
-        """The change to a view whose ranks all have their state; None: the view does not change here."""
-        made: Record | None = None
-        while True:
-            change = self._core().change_view()
-            if change is None and made is None:
-                return None
-            if change is None:  # the others have not yet told their limits
-                continue
-            change["joined"] = [rank for rank in change["ranks"] if rank not in self.members]
+        def take(change: Record, made: Record) -> bool:
             self.members = change["ranks"]
             self._adapt(change)
-            made = change if made is None else joining.as_one(made, change)
-            if self._core().give(self._text(made) if change["gives"] else b""):
-                return made
+            return self._core().give(self._text(made) if change["gives"] else b"")
+
+        return joining.follow(lambda: self._core().change_view(), lambda: self.members, take)
 
     def _deal_all(self) -> None:
         """Deal for all changes that are pending, also those that come meanwhile."""
