@@ -248,7 +248,7 @@ def refuse(comm: Any, call: str, error: Exception) -> NoReturn:
 
     On a newcomer alone before it has joined: its group has no others yet.
     """
-    if origin.is_newcomer() and not failure.has_joined:
+    if failure.has_yet_to_join():
         raise error
     is_group = comm is None or callable(getattr(comm, "py2f", None))
     several = by_mpi(comm) or (origin.by_net() and comm is None)

@@ -27,6 +27,7 @@ from gossipgrad import _core
 from gossipgrad.launch.origin import (
     all_here,
     by_net,
+    is_newcomer,
     job_folder,
     launcher_rank,
     launcher_world_size,
@@ -127,10 +128,15 @@ exits_with_error = False  # sys.exit was called with a code other than 0
 
 
 def _others_go_on(error: BaseException | None) -> bool:
-    """True if this error ends this process alone. Nobody knows a new rank before it joins."""
+    """True if this error ends this process alone."""
     if dies_alone is not None:
         return dies_alone(error)
-    return launched_rank() >= launched_size() and not has_joined
+    return has_yet_to_join()
+
+
+def has_yet_to_join() -> bool:
+    """True on a new rank that no other rank knows yet."""
+    return is_newcomer() and not has_joined
 
 
 def end_all_ranks(report: Callable[[str], None], code: int, error: BaseException | None = None) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gossipgrad._core import PeerError, Team
-from gossipgrad.launch import net, origin, stall
+from gossipgrad.launch import origin, stall
 
 Record = dict[str, Any]
 T = TypeVar("T")
@@ -21,7 +21,7 @@ def grows(team: Team) -> bool:
 
 def first_size(team: Team) -> int:
     """Ranks of the team when it made its choices; a newcomer takes the choices of the group that it joins."""
-    return net.first_size() if team.newcomer else team.size
+    return int(origin.net_facts()["members"]) if team.newcomer else team.size
 
 
 def check(theirs: Mapping[str, str], own: Mapping[str, str]) -> None:
@@ -47,6 +47,30 @@ def await_state(team: Team, take: Callable[[], T | None]) -> T:
                 taken = take()
                 if taken is not None:
                     return taken
+
+
+def follow(
+    change_view: Callable[[], Record | None],
+    members: Callable[[], Sequence[int]],
+    take: Callable[[Record, Record], bool],
+) -> Record | None:
+    """The change to a view whose ranks all have their state, as one; None: the view does not change here.
+
+    members: the ranks before the change. take: called after each change with it and all of them as one; sets the ranks;
+    True if all have their state.
+    """
+    made: Record | None = None
+    while True:
+        change = change_view()
+        if change is None and made is None:
+            return None
+        if change is None:  # the others have not yet told their limits
+            continue
+        before = members()
+        change["joined"] = [rank for rank in change["ranks"] if rank not in before]
+        made = change if made is None else as_one(made, change)
+        if take(change, made):
+            return made
 
 
 def as_one(first: Record, second: Record) -> Record:

@@ -12,12 +12,10 @@ import contextlib
 import errno
 import hashlib
 import hmac
-import json
 import os
 import queue
 import secrets
 import socket
-import sys
 import threading
 import time
 from typing import Any
@@ -25,6 +23,7 @@ from typing import Any
 from gossipgrad import _core
 from gossipgrad.errors import CommunicationError
 from gossipgrad.launch import origin, stall
+from gossipgrad.launch.lines import say
 
 _HELLO = b"gossipgrad-net 2"
 _WELCOME = b"\1"  # the connection is taken
@@ -38,25 +37,16 @@ _TRIES, _TO_RETRY = 10, 0.1  # of a newcomer whose connections end, and seconds 
 _connected = False
 
 
-_first = 0
-
-
-def first_size() -> int:
-    """Ranks that the job has begun with."""
-    return _first
-
-
 def connect(timeout: float = 0.0) -> None:
     """Make this process's links, once. timeout: seconds to wait for ranks of other nodes; 0: for ever."""
-    global _connected, _first
+    global _connected
     if _connected:
         return
-    facts = json.loads(origin.variable(origin.NET))
+    facts = origin.net_facts()
     for fd in (facts["memory"], facts["listener"], facts["views"]):
         if fd >= 0:
             os.set_inheritable(fd, False)
     rank, nodes = facts["rank"], facts["nodes"]
-    _first = facts["members"]
     sockets = [-1] * facts["size"]
     try:
         if facts["listener"] >= 0:
@@ -161,6 +151,10 @@ class _Handshakes:
             raise CommunicationError(f"rank {self.rank}: rank {other}, which is new as well, cannot be reached")
         return True
 
+    def _gives_up(self) -> bool:
+        """True if an attempt that has failed is the last one: only newcomers try again."""
+        return self.views is None or (self.deadline is not None and time.monotonic() > self.deadline)
+
     def _dial(self, other: int) -> socket.socket | None:
         """A connection to the rank's address; None: it has died."""
         begin, address = time.monotonic(), self.addresses[other]
@@ -170,18 +164,13 @@ class _Handshakes:
                 left = self._left()
                 patience = left if self.views is None else min(_LOOK, left or _LOOK)
                 one = socket.create_connection(address, timeout=patience)
-            except (ConnectionRefusedError, ConnectionResetError):
-                if self.views is None or (self.deadline is not None and time.monotonic() > self.deadline):
+            except OSError as error:
+                if self._gives_up():
                     raise
-                if other not in self.views.view()["ranks"]:
+                refused = isinstance(error, (ConnectionRefusedError, ConnectionResetError))
+                if other not in self.views.view()["ranks"] if refused else self._gone(other, begin):
                     return None
-                time.sleep(0.1)  # the view does not know its death yet; or it lives, and would wait for this rank
-            except OSError:
-                if self.views is None or (self.deadline is not None and time.monotonic() > self.deadline):
-                    raise
-                if self._gone(other, begin):
-                    return None
-                time.sleep(0.1)
+                time.sleep(0.1)  # refused: the view does not know its death yet, or it lives, and would wait for this
             else:
                 return one
 
@@ -192,7 +181,7 @@ class _Handshakes:
             try:
                 data += _receive(one, 1 if self.views is not None else count)
             except TimeoutError:
-                if self.views is None or (self.deadline is not None and time.monotonic() > self.deadline):
+                if self._gives_up():
                     raise
                 if self._gone(other, begin):
                     raise EOFError("it has died") from None
@@ -276,7 +265,7 @@ class _Handshakes:
                 self.came.put((other, one))
         except (OSError, EOFError) as error:
             one.close()
-            _say(f"rank {self.rank} dropped a connection from {address[0]}:{address[1]}: {error}")
+            say(f"rank {self.rank} dropped a connection from {address[0]}:{address[1]}: {error}")
         finally:
             strangers.release()
 
@@ -294,11 +283,6 @@ class _Handshakes:
 def _settle(one: socket.socket) -> None:
     one.settimeout(None)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(f"gossipgrad: {text}", file=sys.stderr, flush=True)
 
 
 def _receive(one: socket.socket, count: int, until: float | None = None) -> bytes:

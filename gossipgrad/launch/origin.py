@@ -14,6 +14,7 @@ import sys
 import zlib
 from collections import ChainMap
 from collections.abc import Mapping
+from typing import Any
 
 # The connection of a rank without MPI (launch/net.py).
 NET = "GOSSIPGRAD_NET"
@@ -137,20 +138,26 @@ def claim() -> None:
         let_go()
 
 
+def net_facts() -> dict[str, Any]:
+    """What net_launcher.py tells this rank; empty if another launcher has started it."""
+    facts: dict[str, Any] = json.loads(variable(NET)) if by_net() else {}
+    return facts
+
+
 def survives() -> bool:
     """True if this process is a rank that may die while the others go on: gossipgrad run --survive."""
-    return by_net() and json.loads(variable(NET)).get("views", -1) >= 0
+    return bool(net_facts().get("views", -1) >= 0)
 
 
 def may_grow() -> bool:
     """True if processes that are started later may join the ranks."""
-    facts = json.loads(variable(NET)) if by_net() else {}
+    facts = net_facts()
     return "members" in facts and facts["members"] < facts["size"]
 
 
 def is_newcomer() -> bool:
     """True if this process is a rank that was started after the first ones."""
-    facts = json.loads(variable(NET)) if by_net() else {}
+    facts = net_facts()
     return "members" in facts and facts["rank"] >= facts["members"]
 
 

@@ -27,7 +27,7 @@ from gossipgrad.callbacks import (
 )
 from gossipgrad.errors import SavedOnSignal, one_line, warn
 from gossipgrad.history import Record, compressed, number_names, ordered
-from gossipgrad.launch import agreement
+from gossipgrad.launch import agreement, stall
 from gossipgrad.launch.interrupts import Noted
 from gossipgrad.schedules import Plateau, Schedule
 from gossipgrad.strategies import Strategy
@@ -159,15 +159,12 @@ class Loop:
         finally:
             trainer.fit_state.shrinking = False
 
-    def viewed(self, changes: list[Record]) -> None:
+    def viewed(self, change: Record) -> None:
         """Adapt to ranks that have died or joined, and tell the callbacks."""
         trainer = self.trainer
-        for change in changes:
-            trainer.say(survival.said(change))
-        # First: a rank may die in the calls that follow.
-        with self._aside(), trainer.agreed(f"view {changes[-1]['view']}"):
-            for change in changes:
-                call(self.callbacks, "on_view", trainer, change)
+        trainer.say(survival.said(change))  # first: a rank may die in the calls that follow
+        with self._aside(), trainer.agreed(f"view {change['view']}"):
+            call(self.callbacks, "on_view", trainer, change)
         if trainer.fit_state.stage is Stage.WITHIN:
             self.rebatched()
 
@@ -246,8 +243,8 @@ class Loop:
         state.begin_epoch(joined["epoch_begun"])
         state.paused_at = joined["paused_at"]
         self._interval, self._point, self._last = joined["interval"], joined["point"], joined["last"]
-        with newcomers.within_change():
-            survival.take(trainer, [joined["change"]])
+        with stall.within(survival.CALL):
+            survival.tell(trainer, joined["change"])
         return trainer.step - state.epoch_begun
 
     def handover(self) -> Record:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
 
-from gossipgrad.launch import agreement, joining, stall
+from gossipgrad.launch import agreement, joining
 from gossipgrad.training.replicas import Replicas
 
 Record = dict[str, Any]
-_CALLS = "change of the view"
 # Equal on all ranks, and changed by callbacks or by the steps so far.
 _STATE = ("epoch", "last_epoch", "fit_began", "set_rate", "set_batch", "batch_changes", "stop", "decision")
-
-
-def within_change() -> contextlib.AbstractContextManager[None]:
-    """The collective calls of survival.change_view."""
-    return stall.within(_CALLS)
 
 
 def _facts(trainer: Replicas) -> dict[str, str]:

@@ -12,6 +12,7 @@ from gossipgrad.launch import joining, stall, surviving
 from gossipgrad.training.replicas import Replicas
 
 Record = dict[str, Any]
+CALL = "change of the view"  # of waits: ranks may come from different calls
 
 
 def said(change: Record) -> str:
@@ -50,28 +51,21 @@ def change_view(trainer: Replicas) -> Record | None:
 
     All ranks stand at one step. Collective over the ranks that live.
     """
-    with stall.within("change of the view"):  # ranks may come from different calls
-        made: Record | None = None
-        whole = False
-        while not whole:
-            change = trainer.core.change_view()
-            if change is None and made is None:
-                return None
-            if change is None:  # the others have not yet told their limits
-                continue
-            whole = change.pop("whole")
-            change["joined"] = [rank for rank in change["ranks"] if rank not in trainer.members]
-            trainer.keep(change["ranks"])
-            made = change if made is None else joining.as_one(made, change)
-        assert made is not None
-        take(trainer, [made])
+
+    def go_on(change: Record, made: Record) -> bool:
+        trainer.keep(change["ranks"])
+        return bool(made.pop("whole"))
+
+    with stall.within(CALL):
+        made = joining.follow(trainer.core.change_view, lambda: trainer.members, go_on)
+        if made is not None:
+            tell(trainer, made)
         return made
 
 
-def take(trainer: Replicas, changes: list[Record]) -> None:
-    """Tell history and callbacks of changes that the core has made at one step."""
-    for change in changes:
-        change |= {"epoch": trainer.epoch + 1}
-    trainer.history.views += changes
+def tell(trainer: Replicas, change: Record) -> None:
+    """Tell history and callbacks of a change of the view."""
+    change["epoch"] = trainer.epoch + 1
+    trainer.history.views.append(change)
     if trainer.fit_state.watcher is not None:
-        trainer.fit_state.watcher.viewed(changes)
+        trainer.fit_state.watcher.viewed(change)
