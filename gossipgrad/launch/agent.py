@@ -24,7 +24,7 @@ import time
 from typing import Any
 
 from gossipgrad.launch.lines import MALFORMED, SECRET, DroppedError, Line, Message, address, job_secret, say
-from gossipgrad.launch.net_launcher import SAVED, Job, _how, job_code
+from gossipgrad.launch.net_launcher import SAVED, Job, how, job_code, listen
 
 _BEATS = 5  # a lease
 _TO_SAVE = 30.0  # seconds for ranks that save when there is no coordinator
@@ -34,7 +34,7 @@ _TO_SAY = 2.0  # max seconds until the coordinator has heard the last words
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class _EndError(OSError):
+class _EndError(Exception):
     """The job has ended before its ranks were started."""
 
 
@@ -145,11 +145,11 @@ class Agent(Job):
 
     def _wait(self) -> None:
         if self.deadline is not None:
-            raise _EndError(self.code)
+            raise _EndError
         found = signal.sigtimedwait({*_ENDING, signal.SIGIO}, min(self.beat, 0.2))
         if found is not None and found.si_signo in _ENDING:
             self.leave(int(found.si_signo))
-            raise _EndError(self.code)
+            raise _EndError
 
     def start(self, mask: set[int]) -> None:
         if self.line is not None:  # of a node that joins: now SIGIO is blocked
@@ -349,10 +349,6 @@ class Agent(Job):
 
     # ---- new ranks
 
-    def _newcomers_wait(self) -> bool:
-        """True if a new rank here has not joined yet."""
-        return any(rank >= self.size and rank not in self.joined for rank in self.running.values())
-
     def _respawn(self, rank: int) -> None:
         if self.spare > 0:
             self._want([self.places[rank]])
@@ -362,8 +358,7 @@ class Agent(Job):
         if self.deadline is not None or not places:
             return
         host = self.host()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.wanted += [(socket.create_server((host, 0), family=family, backlog=self.most), one) for one in places]
+        self.wanted += [(listen(host, self.most), place) for place in places]
         self._ask()
 
     def _ask(self) -> None:
@@ -398,7 +393,7 @@ class Agent(Job):
 
     def _newcomer_ended(self, rank: int, code: int) -> None:
         self._mark_ended(rank)
-        say(f"rank {rank} {_how(code)}, before it had joined")
+        say(f"rank {rank} {how(code)}, before it had joined")
         self._tell_died(rank, code)
         self._replace(rank, code)
         if code >= 0 and not self.running and not self.joined & set(self.ranks):
@@ -449,7 +444,7 @@ class Agent(Job):
 
     def _died(self, rank: int, code: int) -> None:
         """The others go on. What it has told last is in place, since it has been reaped."""
-        say(f"rank {rank} {_how(code)}")
+        say(f"rank {rank} {how(code)}")
         self._tell_died(rank, code)
         self._replace(rank, code)
         self.last_code = job_code(code)
@@ -461,8 +456,7 @@ class Agent(Job):
         self._send({"kind": "died", "rank": rank, "code": job_code(code), "pages": self._pages(self.ranks)})
 
     def _ended(self, rank: int, code: int) -> None:
-        new = rank >= self.size and rank not in self.keeper.view()["ranks"]  # the others do not know it
-        if self.leaving and not self.cut and (new or self.keeper.trains(rank)):
+        if self.leaving and not self.cut and (self._is_unknown(rank) or self.keeper.trains(rank)):
             self._died(rank, code)
         elif self.leaving and not self.told_end and code != 0:  # outside of fit the others cannot go on
             self.end(self.code)

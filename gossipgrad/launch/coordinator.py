@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from gossipgrad.launch.lines import MALFORMED, DroppedError, Line, Message, address, job_secret, say
-from gossipgrad.launch.net_launcher import nodes_of
+from gossipgrad.launch.net_launcher import listen, nodes_of
 
 MARGIN = 0.5  # of a lease
 _TO_PROVE = 10.0  # seconds
@@ -316,7 +316,7 @@ class Coordinator:
 
     def _start(self) -> Message:
         addresses = [one for node in self.nodes for one in node.addresses]
-        # Of an agent that has started its ranks, this tells the view alone.
+        # An agent that has started its ranks takes only the view of this.
         secret = hmac.new(self.key, b"gossipgrad ranks", hashlib.sha256).hexdigest()
         return {**self._view(), "kind": "start", "addresses": addresses, "secret": secret}
 
@@ -581,8 +581,7 @@ def serve(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--wait is {arguments.wait:g}; allowed: more than 0 seconds")
         host, port = address("coordinator", arguments.address)
         key = job_secret()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=64)
+        listener = listen(host, 64, port)
         if line := _unreachable(host, listener.getsockname()[0]):
             say(line)
     except (OSError, ValueError) as error:

@@ -1,7 +1,29 @@
 """Messages between a coordinator and its agents: lines of JSON over TCP.
 
 Both sides prove first that they know the job's secret, by an HMAC over two fresh nonces. No message counts before. What
-follows is neither encrypted nor signed.
+follows is neither encrypted nor signed. Each message has its `kind`:
+
+agent        meaning
+hello        the node of this number, and all that its agent knows of the job
+join         a node that was not there from the start
+beat         the lease is to be renewed; answered by the same number
+told         what ranks here have told since, of their steps and votes; beat, died and others carry it as well
+died         a rank here has died
+want         addresses at which new ranks listen, which have no number yet
+frozen       answers freeze
+answer       answers ask
+end          all ranks of all nodes end
+bye          the ranks here have ended
+
+coordinator  meaning
+start        answers hello when all nodes have come: the addresses of all ranks, their secret, and the view
+joined       answers join: the same, with the node's number and the facts of the job
+refused      answers hello or join: why
+view         another view, or a part of a change to it
+given        answers want: numbers, the view, and where other ranks listen
+freeze       a node is dead: hear no vote of its ranks any more, and tell those that are known
+ask          do the ranks there train?
+beat, end    as above
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
 """Start the ranks of `gossipgrad run --transport net` on this host, end them together, and tell each who has ended.
 
-The counterpart of mpiexec. A program of its own, which imports nothing of the package: python -I net_launcher.py
--n RANKS [--nodes N] [--cpus "0,1;2,3"] [--stdin] [--survive N [--stopped S] [--respawn N]] FOLDER COMMAND ...
+The counterpart of mpiexec. A program of its own, which loads only the parts of the package that it needs, where ranks
+may die:
+
+    python -I net_launcher.py -n RANKS [--nodes N] [--cpus "0,1;2,3"] [--stdin]
+        [--survive N [--stopped S] [--respawn N]] FOLDER COMMAND ...
+
 With --coordinator HOST:PORT --node I it starts node I alone, and is its agent (agent.py). With --join instead of --node
 it starts RANKS new ranks of a job that runs.
 
 Each rank inherits the memory of its node (a memfd, which nothing outlives), and finds the rest in GOSSIPGRAD_NET, with
-the job's secret. Between nodes ranks connect by TCP on the loopback interface. FOLDER is the job's, for notes of ranks
-to each other.
+the job's secret. Between nodes ranks connect by TCP, without a coordinator on the loopback interface. FOLDER is the
+job's, for notes of ranks to each other.
 """
 
 from __future__ import annotations
@@ -128,9 +132,15 @@ def job_code(code: int) -> int:
     return 128 - code if code < 0 else code or 1
 
 
-def _how(code: int) -> str:
+def how(code: int) -> str:
     """How a rank has ended."""
     return f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
+
+
+def listen(host: str, backlog: int, port: int = 0) -> socket.socket:
+    """A socket that listens at this address of this host; port 0: any that is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=backlog)
 
 
 def _say(text: str) -> None:
@@ -209,10 +219,7 @@ class Job:
     def start(self, mask: set[int]) -> None:
         several = len(set(self.node_of)) > 1 or self.listens()
         host = self.host()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listeners = {
-            rank: socket.create_server((host, 0), family=family, backlog=self.most) for rank in self.ranks if several
-        }
+        listeners = {rank: listen(host, self.most) for rank in self.ranks if several}
         addresses, secret = self.meet([one.getsockname()[:2] for one in listeners.values()])
         facts = {
             "size": self.most,
@@ -327,7 +334,7 @@ class Job:
         self.changing = self.keeper.poll() != "ended"
         left = len(set(self.keeper.view()["ranks"]) & set(self.running.values()))
         then = f"{left} rank{'s' if left > 1 else ''} {'go' if left > 1 else 'goes'} on" if self.changing else "all end"
-        _say(f"rank {rank} {_how(code)}: {then}")
+        _say(f"rank {rank} {how(code)}: {then}")
         if not self.changing:
             self.end(job_code(code))
         self._replace(rank, code)
@@ -336,7 +343,7 @@ class Job:
         """It had not joined: the others do not know it."""
         self._mark_ended(rank)
         self.keeper.died(rank)
-        _say(f"rank {rank} {_how(code)}, before it had joined")
+        _say(f"rank {rank} {how(code)}, before it had joined")
         self._replace(rank, code)
 
     def kill_stopped(self) -> None:
@@ -357,12 +364,20 @@ class Job:
             return 0.1
         if self.changing:
             return _POLL
-        if any(rank >= self.size and rank not in self.joined for rank in self.running.values()):
+        if self._newcomers_wait():
             return _TO_LOOK
         return 10.0 if self.keeper is None else min(1.0, self.stops.limit / 4)
 
+    def _newcomers_wait(self) -> bool:
+        """True if a new rank here has not joined yet."""
+        return any(rank >= self.size and rank not in self.joined for rank in self.running.values())
+
+    def _is_unknown(self, rank: int) -> bool:
+        """True if a rank is new and has not joined: the others do not know it."""
+        return rank >= self.size and rank not in self.keeper.view()["ranks"]
+
     def _ended(self, rank: int, code: int) -> None:
-        if self.deadline is None and rank >= self.size and rank not in self.keeper.view()["ranks"]:
+        if self.deadline is None and self._is_unknown(rank):
             self._newcomer_ended(rank, code)
             return
         if self.deadline is None and self.keeper is not None and self.keeper.trains(rank):
@@ -374,7 +389,7 @@ class Job:
         marks = (os.path.join(self.arguments.folder, f"gossipgrad-net-{name}") for name in ("reported", f"told-{rank}"))
         reported = any(os.path.exists(mark) for mark in marks)
         if code < 0 or (not reported and code != SAVED):
-            _say(f"rank {rank} {_how(code)}: this ends all ranks")
+            _say(f"rank {rank} {how(code)}: this ends all ranks")
         self.end(job_code(code))
 
     def look(self) -> None:
