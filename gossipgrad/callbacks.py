@@ -14,9 +14,10 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from gossipgrad.errors import LARGEST, choice, counted, did_you_mean, flag, integer, number, warn
+from gossipgrad.errors import LARGEST, CheckpointError, choice, counted, did_you_mean, flag, integer, number, warn
 from gossipgrad.history import Record, flat, lookup
 from gossipgrad.launch import agreement, joining
 from gossipgrad.state import checkpoint_files
@@ -393,13 +394,17 @@ class Checkpoint(_Monitor):
 
     def on_fit_begin(self, trainer: Trainer) -> None:
         super().on_fit_begin(trainer)
+        agreement.together(trainer.team, f"checkpoint={self.path!r}", partial(self._lock, trainer))
 
-        def lock() -> None:
-            for path in [self.path] * self.save_last + [self.best_path] * self.save_best:
-                if trainer.rank == 0:
-                    self._locks.append(checkpoint_files.lock(path))
+    def _lock(self, trainer: Trainer) -> None:
+        for path in [self.path] * self.save_last + [self.best_path] * self.save_best:
+            if trainer.rank == 0:
+                self._locks.append(checkpoint_files.lock(path))
 
-        agreement.together(trainer.team, f"checkpoint={self.path!r}", lock)
+    def on_view(self, trainer: Trainer, change: Record) -> None:
+        if not self._locks:  # they were a dead rank's
+            with contextlib.suppress(CheckpointError, OSError):  # the next save says so
+                self._lock(trainer)
 
     def on_fit_end(self, trainer: Trainer) -> None:
         while self._locks:

@@ -164,6 +164,8 @@ class Trainer(Replicas):
                 )
             call = Fit.checked(self, **given_arguments)
             one.hints, one.facts = HINTS, call.facts(self)
+            if self.may_grow:
+                one.facts = self.facts_of_call = agreement.flat(one.facts)
         saving = any(isinstance(one, Checkpoint) and one.save_on_signal for one in call.callbacks)
         with Noted(not agreement.alone(self.team), saving) as interrupts:
             return self._fit(call, interrupts)

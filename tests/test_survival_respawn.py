@@ -231,6 +231,7 @@ def test_an_error_of_a_new_rank_ends_it_at_once(joined, size, monkeypatch):
     monkeypatch.setattr(failure, "launched_size", lambda: size)
     monkeypatch.setattr(failure, "launched_rank", lambda: size)
     monkeypatch.setattr(failure, "may_grow", lambda: True)
+    monkeypatch.setattr(failure, "is_newcomer", lambda: True)
     monkeypatch.setattr(failure, "has_joined", joined)
     monkeypatch.setattr(failure, "first_to_report", lambda: happened.append("first") or False)
     monkeypatch.setattr(failure.time, "sleep", lambda seconds: happened.append(seconds))

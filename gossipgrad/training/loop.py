@@ -161,11 +161,13 @@ class Loop:
 
     def viewed(self, change: Record) -> None:
         """Adapt to ranks that have died or joined, and tell the callbacks."""
-        trainer = self.trainer
+        trainer, state = self.trainer, self.trainer.fit_state
         trainer.say(survival.said(change))  # first: a rank may die in the calls that follow
+        if state.stage is Stage.MADE and trainer.step < state.epoch_begun + trainer.core.position()["steps"]:
+            state.stage, state.position = Stage.WITHIN, None  # dead ranks have left samples of this epoch
         with self._aside(), trainer.agreed(f"view {change['view']}"):
             call(self.callbacks, "on_view", trainer, change)
-        if trainer.fit_state.stage is Stage.WITHIN:
+        if state.stage is Stage.WITHIN:
             self.rebatched()
 
     @contextlib.contextmanager
@@ -277,8 +279,9 @@ class Loop:
                     if trainer.set_rate is not None:
                         self._rate = trainer.set_rate
                 self._pause_at_end()
-                ended = self._end()
                 done = trainer.step - trainer.fit_state.epoch_begun
+                if done == self.steps:  # else ranks have died meanwhile, and have left samples
+                    ended = self._end()
             record = self._record(number, ended)
             trainer.epoch += 1
         except BaseException as error:
@@ -472,10 +475,12 @@ class Loop:
         if not self._is_due(step):
             return
         trainer.core.exchange.settle()
-        state.paused_at = step
         position = trainer.where_in_epoch()
         assert position is not None
-        state.stage, state.position = Stage.MADE, position | {"left": 0, "rate": self._rate}
+        if trainer.step < state.epoch_begun + self.steps:  # ranks have died: on_step comes with the steps that are left
+            return
+        state.paused_at = step
+        state.stage, state.position = Stage.MADE, position | {"left": 0, "rate": self._rate, "paused_at": step}
         try:
             self._call_on_step(step)
         finally:

@@ -14,13 +14,25 @@ Record = dict[str, Any]
 _STATE = ("epoch", "last_epoch", "fit_began", "set_rate", "set_batch", "batch_changes", "stop", "decision")
 
 
+# Facts of fit that may differ: its place, and the options of Checkpoint, which a newcomer takes from its donor.
+_OF_PLACE = ("resume", "epochs done", "steps done")
+_TAKEN = "callbacks, Checkpoint"
+
+
 def _facts(trainer: Replicas) -> dict[str, str]:
     """Facts that must be equal on a newcomer and the group."""
-    assert trainer.batches is not None
-    facts = trainer._fingerprint(trainer.network)
-    fit = {key: trainer.fit_settings.get(key) for key in ("epochs", "shuffle", "shard", "drop_last", "final_mix")}
-    used = {"exchange used": str(trainer.exchange), "number of samples": sum(trainer.batches.sizes)}
-    return agreement.flat(facts | fit | used)
+    of_fit = trainer.facts_of_call.items()
+    same = {key: one for key, one in of_fit if key not in _OF_PLACE and not key.startswith(_TAKEN)}
+    used = {"exchange used": str(trainer.exchange), "number of this fit": trainer.fits}
+    return agreement.flat(trainer._fingerprint(trainer.network) | used) | same
+
+
+def _epochs(trainer: Replicas) -> str:
+    """The records of the epochs that are done, as JSON, which is made anew after each one."""
+    done = len(trainer.history.epochs)
+    if trainer.epochs_text[0] != done:
+        trainer.epochs_text = done, json.dumps(trainer.history.epochs)
+    return trainer.epochs_text[1]
 
 
 def prepare(trainer: Replicas, loop: Callable[[], Record]) -> None:
@@ -37,6 +49,7 @@ def prepare(trainer: Replicas, loop: Callable[[], Record]) -> None:
         "loop": loop(),
         "batch": batch,
         "algorithms": trainer.algorithms,
+        "epochs": _epochs(trainer),
     }
     trainer.core.set_text(json.dumps(text).encode())
 
@@ -58,6 +71,7 @@ def join(trainer: Replicas, hear: Callable[[Record], None]) -> Record:
         setattr(trainer, key, value)
     assert trainer.batches is not None
     trainer.batches.size = heard["batch"]
+    trainer.history.epochs[:] = json.loads(heard["epochs"])
     trainer.history.views.clear()
     trainer.keep(change["ranks"])
     return {**heard["loop"], "change": change}

@@ -35,7 +35,7 @@ def survivable(trainer: Replicas) -> Iterator[None]:
     if not trainer.team.survives:
         yield
         return
-    trainer.facts_of_fit = None
+    trainer.facts_of_fit, trainer.fits = None, trainer.fits + 1
     surviving.begin(trainer.team, "Trainer.fit", partial(change_view, trainer))
     try:
         yield
