@@ -280,7 +280,7 @@ class Loop:
                         self._rate = trainer.set_rate
                 self._pause_at_end()
                 done = trainer.step - trainer.fit_state.epoch_begun
-                if done == self.steps:  # else ranks have died meanwhile, and have left samples
+                if done >= self.steps:  # else ranks have died meanwhile, and have left samples
                     ended = self._end()
             record = self._record(number, ended)
             trainer.epoch += 1
