@@ -279,9 +279,9 @@ class Loop:
                     if trainer.set_rate is not None:
                         self._rate = trainer.set_rate
                 self._pause_at_end()
-                done = trainer.step - trainer.fit_state.epoch_begun
-                if done >= self.steps:  # else ranks have died meanwhile, and have left samples
+                if trainer.step >= trainer.fit_state.epoch_begun + self.steps:  # else ranks have died, and left samples
                     ended = self._end()
+                done = trainer.step - trainer.fit_state.epoch_begun
             record = self._record(number, ended)
             trainer.epoch += 1
         except BaseException as error:
