@@ -34,7 +34,6 @@ struct gg_team {
     int *donor;            /* with views: gg_team_donor of each rank of the view */
     int giver;             /* a newcomer: identity of its donor */
     int64_t number;        /* with views: of the view that changes */
-    bool grows;            /* new ranks may join */
     bool running;          /* with views: between gg_team_view_begin and gg_team_view_end */
     bool newcomer;         /* of a process of its own; false after it has joined */
     bool trained;          /* gg_team_train */
@@ -172,7 +171,7 @@ gg_status gg_team_create_net(gg_net *net, const gg_network *network, double time
     team->size = team->ranks = team->transport->size;
     team->net = team->transport;
     /* Ranks that may die stop together by their views alone. */
-    const bool newcomers = team->grows = gg_net_members(net) < team->size;
+    const bool newcomers = gg_net_members(net) < team->size;
     if (views != NULL) gg_net_transport_survive(team->transport, watch_views, team);
     else if (team->size > 1 && !newcomers) team->halt = gg_net_transport_halt(team->transport);
     GG_TRY_CLEANUP(slow_down(team, network));
@@ -215,7 +214,6 @@ gg_status gg_team_create_virtual(const gg_virtual_options *options, gg_team **ou
     GG_TRY_CLEANUP(gg_virtual_create(options, &team->cluster));
     team->ranks = options->size;
     team->size = team->local = options->size - options->newcomers;
-    team->grows = options->newcomers > 0;
     if (options->death_count > 0 || options->newcomers > 0) {
         GG_TRY_CLEANUP(gg_virtual_views_create(team->cluster, options->joins, options->newcomers, &team->views));
         GG_TRY_CLEANUP(make_view_members(team));
@@ -257,8 +255,6 @@ gg_transport *gg_team_transport(gg_team *team, int local) {
     if (team->member != NULL) return team->member[local];
     return team->cluster ? gg_virtual_transport(team->cluster, local) : team->transport;
 }
-
-bool gg_team_grows(const gg_team *team) { return team->grows; }
 
 int gg_team_identities(const gg_team *team) { return team->views != NULL ? team->ranks : team->size; }
 

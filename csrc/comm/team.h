@@ -61,7 +61,6 @@ gg_status gg_team_halt_until(gg_team *team, int64_t step, int64_t next, bool wan
 /* NULL means that the ranks never change. Valid until the next change. */
 const gg_view *gg_team_view(const gg_team *team);
 int gg_team_identities(const gg_team *team);    /* that can ever be; the size if the ranks never change */
-bool gg_team_grows(const gg_team *team);        /* new ranks may join */
 int gg_team_identity(gg_team *team, int local); /* of a local rank; its number if the ranks never change */
 /* Begins a run of steps; all local ranks have made `step`. */
 void gg_team_view_begin(gg_team *team, int64_t step);
