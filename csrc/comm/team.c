@@ -32,7 +32,7 @@ struct gg_team {
     int *place;            /* with views: of each rank of the cluster in the view; -1 means none */
     int *dead;             /* with views: the dead as numbers of this view */
     int *donor;            /* with views: gg_team_donor of each rank of the view */
-    int giver;             /* a newcomer: identity of its donor */
+    int donor_identity;    /* a newcomer's donor */
     int64_t number;        /* with views: of the view that changes */
     bool running;          /* with views: between gg_team_view_begin and gg_team_view_end */
     bool newcomer;         /* of a process of its own; false after it has joined */
@@ -351,13 +351,19 @@ void gg_team_view_stands(gg_team *team, int64_t step) {
     gg_team_view_end(team);
 }
 
+/* True if the views know that this member of the current view has died. */
+static bool has_died(const gg_team *team, int identity) {
+    const int *dead, count = team->views->table->dead(team->views, &dead);
+    for (int i = 0; i < count; ++i)
+        if (dead[i] == identity) return true;
+    return false;
+}
+
 /* The error of a rank whose process lives, though the others have declared it dead. */
 static gg_status check_lives(const gg_team *team) {
-    const int own = team->net != NULL ? team->net->rank : -1, *dead;
-    if (own < 0) return GG_OK;
-    bool lives = place_in(current(team), own) >= 0;
-    for (int i = team->views->table->dead(team->views, &dead) - 1; i >= 0; --i) lives = lives && dead[i] != own;
-    return lives ? GG_OK : gg_fail(GG_ERROR_PEER, "rank %d has been declared dead; the others go on without it", own);
+    const int own = team->net != NULL ? team->net->rank : -1;
+    if (own < 0 || (place_in(current(team), own) >= 0 && !has_died(team, own))) return GG_OK;
+    return gg_fail(GG_ERROR_PEER, "rank %d has been declared dead; the others go on without it", own);
 }
 
 /* Others may need messages that are still on their way. */
@@ -531,7 +537,7 @@ gg_status gg_team_change_view(gg_team *team) {
     team->newcomer = false;
     team->taken = view->number;
     for (int i = 0; i < view->members; ++i) team->donor[i] = place_in(view, view->donor[i]);
-    if (team->net != NULL) team->giver = view->donor[place_in(view, team->net->rank)];
+    if (team->net != NULL) team->donor_identity = view->donor[place_in(view, team->net->rank)];
     for (int rank = 0; rank < team->ranks; ++rank) team->place[rank] = -1;
     for (int i = 0; i < view->members; ++i) {
         if (!move_to(team, view->member[i], living)) continue;
@@ -589,11 +595,11 @@ gg_status gg_team_greet(gg_team *team, int rank) {
 
 gg_status gg_team_await_greeting(gg_team *team) {
     const int64_t own = gg_net_transport_channel(team->net), start = current(team)->start;
+    const int donor = team->donor_identity;
     for (int round = 0;; ++round) {
-        const int *dead;
         gg_phase phase;
         int64_t number, goal;
-        GG_TRY(gg_net_transport_hear_greeting(team->net, team->giver, team->taken, &number));
+        GG_TRY(gg_net_transport_hear_greeting(team->net, donor, team->taken, &number));
         if (number == own) return GG_OK;
         if (number >= 0)
             return gg_fail(GG_ERROR_ARGUMENT,
@@ -601,10 +607,8 @@ gg_status gg_team_await_greeting(gg_team *team) {
                            "%lld; allowed: the first training of a script",
                            (long long)own + 1, (long long)number + 1);
         GG_TRY(team->views->table->look(team->views, -1, start, &phase, &goal));
-        bool lost = current(team)->number != team->taken;
-        for (int i = team->views->table->dead(team->views, &dead) - 1; i >= 0; --i)
-            lost = lost || dead[i] == team->giver;
-        if (lost) return gg_fail(GG_ERROR_PEER, "rank %d, a donor, has died", team->giver);
+        if (current(team)->number != team->taken || has_died(team, donor))
+            return gg_fail(GG_ERROR_PEER, "rank %d, a donor, has died", donor);
         GG_TRY(wait_round(team->member[0], round));
     }
 }
