@@ -1,5 +1,6 @@
-#include "train/newcomer.h"
-
+/* A newcomer takes the state of its donor (exchange/handover.h), and the position in the epoch.
+ *
+ * Its carried state begins at zero, and so do its counts. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -43,7 +44,9 @@ static gg_status number(const gg_replica *r, const gg_progress_counts *inherited
     return GG_OK;
 }
 
-gg_status gg_replica_give(gg_replica *r, int to, const gg_handover *given, const gg_progress_counts *inherited) {
+/* The donor sends its state, after gg_replica_regroup. given: text and link. inherited: its trainer's. If the newcomer
+ * dies, this succeeds. */
+static gg_status give(gg_replica *r, int to, const gg_handover *given, const gg_progress_counts *inherited) {
     gg_status status = GG_OK;
     gg_handover all = *given;
     gg_progress_counts counts;
@@ -59,10 +62,6 @@ cleanup:
 }
 
 /* ---- the newcomer ---- */
-
-gg_status gg_replica_hear(gg_replica *r, int from, int64_t view, gg_handover *heard) {
-    return gg_exchange_hear(r->exchange, from, view, FIXED, heard);
-}
 
 static gg_progress_counts inherited_of(const gg_handover *heard) {
     gg_progress_counts counts;
@@ -96,8 +95,10 @@ cleanup:
     return status;
 }
 
-gg_status gg_replica_take(gg_replica *r, int from, int64_t view, const gg_exchange_costs *costs,
-                          const gg_handover *heard) {
+/* After gg_exchange_hear, in the view of this number. GG_ERROR_PEER if a rank has died before the copy is whole: the
+ * newcomer waits for the next view. Its replica has begun its data, and nothing else. GG_ERROR_ARGUMENT for a donor
+ * with other arenas. */
+static gg_status take(gg_replica *r, int from, int64_t view, const gg_exchange_costs *costs, const gg_handover *heard) {
     gg_status status = GG_OK;
     gg_progress_counts counts = {.steps = heard->number[STEPS]};
     GG_TRY_CLEANUP(gg_replica_renew_exchange(r, costs, view));
@@ -148,7 +149,7 @@ gg_status gg_trainer_give(const gg_trainer_change *c, int local) {
     given.linked = gg_team_known_link(t->team, &given.link);
     for (int to = -1; (to = gg_team_next_taker(t->team, local, to)) >= 0;) {
         GG_TRY(gg_team_greet(t->team, to));
-        GG_TRY(gg_replica_give(t->replica[local], to, &given, &t->inherited));
+        GG_TRY(give(t->replica[local], to, &given, &t->inherited));
     }
     return GG_OK;
 }
@@ -163,8 +164,8 @@ gg_status gg_trainer_take(const gg_trainer_change *c, int local) {
     const int from = donor_of(t, local);
     const int64_t view = gg_team_taken(t->team);
     gg_handover heard = {0};
-    GG_TRY_CLEANUP(gg_replica_hear(t->replica[local], from, view, &heard));
-    GG_TRY_CLEANUP(gg_replica_take(t->replica[local], from, view, &c->costs, &heard));
+    GG_TRY_CLEANUP(gg_exchange_hear(t->replica[local]->exchange, from, view, FIXED, &heard));
+    GG_TRY_CLEANUP(take(t->replica[local], from, view, &c->costs, &heard));
 cleanup:
     gg_handover_free(&heard);
     return status;
@@ -189,7 +190,7 @@ gg_status gg_trainer_hear(gg_trainer *t, const char **text, size_t *bytes) {
     GG_TRY(gg_team_await_greeting(t->team));
     gg_trainer_place_seconds(t);
     gg_handover_free(&t->heard);
-    GG_TRY(gg_replica_hear(r, donor_of(t, 0), gg_team_taken(t->team), &t->heard));
+    GG_TRY(gg_exchange_hear(r->exchange, donor_of(t, 0), gg_team_taken(t->team), FIXED, &t->heard));
     *text = t->heard.text;
     *bytes = t->heard.bytes;
     return GG_OK;
@@ -206,7 +207,7 @@ gg_status gg_trainer_join(gg_trainer *t, bool *whole) {
     GG_TRY_CLEANUP(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), &forward, &costs));
     GG_TRY_CLEANUP(gg_peers_known_link(t->peers, &gg_exchange_asked(t->replica[0]->exchange)->strategy,
                                        gg_graph_arena_count(t->options.graph), &link, &costs.link));
-    GG_TRY_CLEANUP(gg_replica_take(t->replica[0], donor_of(t, 0), gg_team_taken(t->team), &costs, &t->heard));
+    GG_TRY_CLEANUP(take(t->replica[0], donor_of(t, 0), gg_team_taken(t->team), &costs, &t->heard));
     gg_team_view_breaks(t->team, gg_exchange_breaks(t->replica[0]->exchange));
     gg_team_view_stands(t->team, gg_exchange_state(t->replica[0]->exchange)->step);
     GG_TRY_CLEANUP(gg_team_copied(t->team, 0));

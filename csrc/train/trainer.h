@@ -47,7 +47,7 @@ typedef struct gg_view_change {
 /* Called after every gg_trainer_run of a team whose ranks may die (gg_team_view). If some have died, all others go on
  * from their common step with the samples that no rank has read: settles, takes the next view and makes the exchange of
  * every rank anew (gg_replica_regroup). The replicas of the dead are destroyed; their counts stay in the epoch's.
- * Newcomers take the state of their donors (gg_replica_take). GG_ERROR_PEER if too few ranks live. */
+ * Newcomers take the state of their donors, and the position in the epoch. GG_ERROR_PEER if too few ranks live. */
 gg_status gg_trainer_change_view(gg_trainer *trainer, gg_view_change *out);
 /* What newcomers hear from this process's ranks beside their state; copied. Not collective. */
 gg_status gg_trainer_set_text(gg_trainer *trainer, const char *text, size_t bytes);

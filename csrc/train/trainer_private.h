@@ -3,8 +3,8 @@
 #define GG_TRAIN_TRAINER_PRIVATE_H
 
 #include "comm/agreement.h"
+#include "exchange/handover.h"
 #include "train/batches.h"
-#include "train/newcomer.h"
 #include "train/trainer.h"
 
 struct gg_trainer {
