@@ -84,6 +84,17 @@ static void bury_dead(const change *c, int *living) {
     p->local = place;
 }
 
+/* Costs for tuning exchanges that begin anew. step_seconds: of each rank; NULL means none. *out refers to *forward,
+ * which the caller frees, and to *link. */
+static gg_status tuning_costs(gg_peers *p, const double *step_seconds, double **forward, gg_link *link,
+                              gg_exchange_costs *out) {
+    const gg_exchange *x = p->exchange[0];
+    const gg_arena_layout *layout = gg_exchange_layout(x);
+    GG_TRY(gg_peers_model_forward(layout, step_seconds, gg_team_size(p->team), forward, &out->least));
+    out->forward = *forward;
+    return gg_peers_known_link(p, &gg_exchange_asked(x)->strategy, layout->count, link, &out->link);
+}
+
 gg_status gg_peers_change_view(gg_peers *p, bool *changed, int *living) {
     gg_status status = GG_OK;
     bool changes;
@@ -103,11 +114,7 @@ gg_status gg_peers_change_view(gg_peers *p, bool *changed, int *living) {
     GG_TRY_CLEANUP(gg_team_run(p->team, hold, &c));
     bury_dead(&c, living);
     GG_TRY_CLEANUP(gg_team_change_view(p->team));
-    gg_exchange *first = p->exchange[0];
-    const gg_arena_layout *layout = gg_exchange_layout(first);
-    GG_TRY_CLEANUP(gg_peers_model_forward(layout, p->step_seconds, gg_team_size(p->team), &forward, &c.costs.least));
-    c.costs.forward = forward;
-    GG_TRY_CLEANUP(gg_peers_known_link(p, &gg_exchange_asked(first)->strategy, layout->count, &link, &c.costs.link));
+    GG_TRY_CLEANUP(tuning_costs(p, p->step_seconds, &forward, &link, &c.costs));
     GG_TRY_CLEANUP(gg_team_run(p->team, regroup, &c));
     gg_team_view_stands(p->team, gg_peers_steps(p));
     *changed = true;
@@ -163,15 +170,11 @@ static gg_status take_state(void *context, int local) {
 gg_status gg_peers_join(gg_peers *p, bool *whole) {
     gg_status status = GG_OK;
     joining j = {.peers = p};
-    gg_exchange *x = p->exchange[0];
-    const gg_arena_layout *layout = gg_exchange_layout(x);
     double *forward = NULL;
     gg_link link;
     *whole = false;
     if (p->heard.linked) gg_team_set_link(p->team, &p->heard.link);
-    GG_TRY_CLEANUP(gg_peers_model_forward(layout, NULL, 0, &forward, &j.costs.least));
-    j.costs.forward = forward;
-    GG_TRY_CLEANUP(gg_peers_known_link(p, &gg_exchange_asked(x)->strategy, layout->count, &link, &j.costs.link));
+    GG_TRY_CLEANUP(tuning_costs(p, NULL, &forward, &link, &j.costs));
     GG_TRY_CLEANUP(gg_team_run(p->team, take_state, &j));
     gg_team_view_stands(p->team, gg_peers_steps(p));
     GG_TRY_CLEANUP(gg_team_copied(p->team, 0));

@@ -5,7 +5,6 @@
 
 #include "base/memory.h"
 #include "base/parallel.h"
-#include "train/costs.h"
 #include "train/replica_private.h"
 #include "train/trainer_private.h"
 
@@ -204,9 +203,7 @@ gg_status gg_trainer_join(gg_trainer *t, bool *whole) {
     *whole = false;
     if (t->heard.linked) gg_team_set_link(t->team, &t->heard.link);
     t->inherited = inherited_of(&t->heard);
-    GG_TRY_CLEANUP(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), &forward, &costs));
-    GG_TRY_CLEANUP(gg_peers_known_link(t->peers, &gg_exchange_asked(t->replica[0]->exchange)->strategy,
-                                       gg_graph_arena_count(t->options.graph), &link, &costs.link));
+    GG_TRY_CLEANUP(gg_trainer_costs(t, &forward, &link, &costs));
     GG_TRY_CLEANUP(take(t->replica[0], donor_of(t, 0), gg_team_taken(t->team), &costs, &t->heard));
     gg_team_view_breaks(t->team, gg_exchange_breaks(t->replica[0]->exchange));
     gg_team_view_stands(t->team, gg_exchange_state(t->replica[0]->exchange)->step);

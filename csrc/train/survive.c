@@ -251,6 +251,12 @@ static bool has_joined(const gg_trainer_change *c) {
     return joined;
 }
 
+gg_status gg_trainer_costs(const gg_trainer *t, double **forward, gg_link *link, gg_exchange_costs *out) {
+    const gg_strategy_options *strategy = &gg_exchange_asked(gg_replica_exchange(t->replica[0]))->strategy;
+    GG_TRY(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), forward, out));
+    return gg_peers_known_link(t->peers, strategy, gg_graph_arena_count(t->options.graph), link, &out->link);
+}
+
 /* All members of the view stand at one step: each makes its exchange anew, newcomers take their state. */
 static gg_status go_on(gg_trainer_change *c) {
     gg_status status = GG_OK;
@@ -259,9 +265,7 @@ static gg_status go_on(gg_trainer_change *c) {
     gg_link link;
     c->dealt.joined = has_joined(c);
     gg_trainer_place_seconds(t);
-    GG_TRY_CLEANUP(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), &forward, &c->costs));
-    GG_TRY_CLEANUP(gg_peers_known_link(t->peers, &gg_exchange_asked(gg_replica_exchange(c->first))->strategy,
-                                       gg_graph_arena_count(t->options.graph), &link, &c->costs.link));
+    GG_TRY_CLEANUP(gg_trainer_costs(t, &forward, &link, &c->costs));
     GG_TRY_CLEANUP(gg_team_run(t->team, regroup, c));
     for (int i = c->stay; i < t->local; ++i) GG_TRY_CLEANUP(gg_team_copied(t->team, i));
     GG_TRY_CLEANUP(gg_team_await_whole(t->team, &c->out->whole));

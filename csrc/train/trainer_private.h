@@ -52,6 +52,9 @@ typedef struct gg_trainer_change {
     int stay; /* local ranks that go on; those behind them are newcomers */
 } gg_trainer_change;
 
+/* Costs for tuning exchanges that begin anew. *out refers to *forward, which the caller frees, and to *link. */
+gg_status gg_trainer_costs(const gg_trainer *trainer, double **forward, gg_link *link, gg_exchange_costs *out);
+
 /* ---- newcomer.c ---- */
 
 /* Makes the exchanges and replicas of the next view's newcomers in this process, behind the others. */
