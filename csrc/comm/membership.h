@@ -1,10 +1,12 @@
 /* Who trains: the state machine that decides on deaths and newcomers. Events in, a view out.
  *
- * Sends nothing, reads no clock and knows no transport. The virtual cluster and the coordinator of a job own one each
- * and pass on what their ranks tell. Used by one thread at a time. A change of the view has these phases:
+ * Sends nothing, reads no clock and knows no transport. The virtual cluster, the launcher of one host and the
+ * coordinator of several own one each and pass on what their ranks tell. Used by one thread at a time. A change of the
+ * view has these phases:
  *
- *     RUN -- a death, or a ready newcomer --> STOPPING -- all have told their limits --> GOAL -- all have reported -->
- * RUN
+ *     RUN      -- a death, or a ready newcomer --> STOPPING
+ *     STOPPING -- all have told their limits   --> GOAL
+ *     GOAL     -- all have reported            --> RUN
  *
  * 1. STOPPING: each member tells its limit: the steps that it has made when the step that it is in ends.
  * 2. GOAL: the greatest limit is the goal. All members train to it, without the messages of the dead.

@@ -10,8 +10,9 @@
 
 typedef struct gg_views gg_views;
 
-#define GG_VIEW_OUTSIDE (-2)
-#define GG_VIEW_WAITS (-3)
+/* In place of an identity: a wait of a rank that is alone in its process. */
+#define GG_VIEW_OUTSIDE (-2) /* outside of a run of steps, as in a collective call */
+#define GG_VIEW_WAITS (-3)   /* in a run of steps */
 
 typedef struct gg_views_table {
     void (*destroy)(gg_views *views);

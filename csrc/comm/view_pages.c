@@ -332,8 +332,8 @@ typedef struct page_views {
     gg_phase phase;
     int64_t goal;
     gg_view view;
-    int *list; /* LISTS * most, without LAST's */
-    int64_t *last;
+    int *list;     /* LISTS * most */
+    int64_t *last; /* LAST's, whole: `list` has them as int */
     int dead;
     int64_t base;  /* steps that the rank has surely made */
     int64_t told;  /* stop_of the change for which this rank has told its limit */
@@ -390,6 +390,8 @@ static gg_status views_look(gg_views *views, int identity, int64_t step, gg_phas
     const bool waits = identity == GG_VIEW_WAITS || identity == GG_VIEW_OUTSIDE;
     const bool broken = views->breaks && v->dead > 0;
     if (v->phase == GG_PHASE_STOPPING && v->told != stop && !(broken && waits)) {
+        /* A collective call outside of a run ends before newcomers join, so the view changes a step later. After a
+         * death the call cannot end. */
         put(&own->limit, made + (identity == GG_VIEW_OUTSIDE && v->dead == 0));
         atomic_store_explicit(&own->limit_of, stop, memory_order_release);
         v->told = stop;

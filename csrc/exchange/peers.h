@@ -34,7 +34,7 @@ int64_t gg_peers_steps(const gg_peers *peers);
 
 /* All local ranks stand between two steps. If the view changes at this step, because a rank has died or a newcomer is
  * ready, the members of the next view go on: settles, takes the next view and makes every exchange anew
- * (gg_rebuild.regrouped). *changed: it has. living: room for every local rank; receives the former local numbers of
+ * (gg_exchange_regroup). *changed: it has. living: room for every local rank; receives the former local numbers of
  * those that live, in their new order. The exchanges of the dead stay until the end, since callers may still look at
  * their arenas. Waits only while a view changes. GG_ERROR_PEER if too few ranks live. Collective over the living. If
  * the next view has newcomers (gg_team_is_whole), gg_peers_give must follow. */

@@ -1,4 +1,4 @@
-/* _core.ViewKeeper: the membership of ranks that are processes of this host, in memory that they share. */
+/* _core.ViewKeeper: the membership of ranks that are processes, in shared memory (comm/view_pages.h). */
 #include <stdint.h>
 #include <sys/mman.h>
 #include <unistd.h>

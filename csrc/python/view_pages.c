@@ -1,4 +1,4 @@
-/* _core.ViewPages: the shared memory of one host's ranks (comm/view_pages.h), for the agent of this host. */
+/* _core.ViewPages: the shared memory of ranks' views (comm/view_pages.h), for agents, the coordinator and newcomers. */
 #include <sys/mman.h>
 #include <unistd.h>
 
