@@ -1,5 +1,7 @@
-/* Between Python's values and the core's: errors, names, shapes, arrays, arenas. */
+/* Between Python's values and the core's: errors, names, shapes, arrays, arenas, shared memory. */
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "python/python.h"
 
@@ -37,6 +39,11 @@ PyObject *gg_py_ranks(const int *ranks, int count) {
     return list;
 }
 
+PyObject *gg_py_view(int64_t number, int64_t step, const int *member, int members) {
+    PyObject *dict = Py_BuildValue("{sLsL}", "view", (long long)number, "step", (long long)step);
+    return gg_py_put(dict, "ranks", gg_py_ranks(member, members));
+}
+
 PyObject *gg_py_text(const char *text) { return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"); }
 
 PyObject *gg_py_raise(gg_status status) {
@@ -61,6 +68,12 @@ PyObject *gg_py_raise(gg_status status) {
 }
 
 PyObject *gg_py_done(gg_status status) { return status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status); }
+
+void *gg_py_map(int descriptor, size_t bytes, bool sizes) {
+    if (sizes && ftruncate(descriptor, (off_t)bytes) != 0) return PyErr_SetFromErrno(PyExc_OSError);
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    return memory != MAP_FAILED ? memory : PyErr_SetFromErrno(PyExc_OSError);
+}
 
 int gg_py_step(PyObject *value, const char *name, int64_t *out) {
     if (value == NULL) {

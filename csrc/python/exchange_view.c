@@ -25,8 +25,7 @@ static PyObject *describe(const gg_py_exchange *x, const int *living) {
     PyObject *made = PyList_New(0);
     for (int i = 0; i < view->dead; ++i)
         made = gg_py_append(made, PyLong_FromLongLong(gg_team_made(team, view->died[i])));
-    PyObject *dict = Py_BuildValue("{sLsL}", "view", (long long)view->number, "step", (long long)view->start);
-    dict = gg_py_put(dict, "ranks", gg_py_ranks(view->member, view->members));
+    PyObject *dict = gg_py_view(view->number, view->start, view->member, view->members);
     dict = gg_py_put(dict, "died", gg_py_ranks(view->died, view->dead));
     dict = gg_py_put(dict, "last_steps", gg_py_integers(view->last, view->dead));
     dict = gg_py_put(dict, "made", made);

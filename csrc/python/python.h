@@ -71,6 +71,9 @@ PyObject *gg_py_raise(gg_status status);
 /* None for GG_OK; otherwise gg_py_raise. */
 PyObject *gg_py_done(gg_status status);
 
+/* Maps memory that processes share, from its descriptor. sizes: also sets its length. NULL with an exception. */
+void *gg_py_map(int descriptor, size_t bytes, bool sizes);
+
 /* Executes a statement without the GIL. */
 #define GG_PY_WITHOUT_GIL(...)                                                                                         \
     do {                                                                                                               \
@@ -118,6 +121,8 @@ PyObject *gg_py_put(PyObject *dict, const char *key, PyObject *value);
 /* A list of integers. */
 PyObject *gg_py_integers(const int64_t *numbers, int count);
 PyObject *gg_py_ranks(const int *ranks, int count);
+/* A dict with the "view", its number, the "step" at which it begins, and its "ranks". */
+PyObject *gg_py_view(int64_t number, int64_t step, const int *member, int members);
 
 /* Allocates a zeroed arena of all elements, freed by PyMem_Free. NULL with an exception. */
 float *gg_py_arena_new(const gg_arena_layout *layout);

@@ -1,6 +1,5 @@
 /* _core.Team, and starting and ending MPI and net. */
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/memory.h"
@@ -31,7 +30,6 @@ int gg_py_team_check_process(const gg_py_team *team) {
 /* The links of this process to the other ranks, without MPI; made by net_start and never replaced. */
 static gg_net *links;
 static void *views_memory; /* of the ranks' views; NULL means that a death ends all */
-static size_t views_bytes;
 
 static gg_status check_links(void) {
     if (links == NULL) return gg_fail(GG_ERROR_STATE, "this process has no links to other ranks: net_start makes them");
@@ -643,14 +641,6 @@ static int py_ranks(const char *name, PyObject *list, int size, int *out) {
     return 0;
 }
 
-static bool map_views(int descriptor, int ranks) {
-    views_bytes = gg_view_pages_bytes(ranks);
-    void *memory = mmap(NULL, views_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    if (memory == MAP_FAILED) PyErr_SetFromErrno(PyExc_OSError);
-    else views_memory = memory;
-    return memory != MAP_FAILED;
-}
-
 static PyObject *net_start(PyObject *module, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"rank", "nodes", "sockets", "memory", "ring_bytes", "heap_bytes", "views", "members", NULL};
     int views = -1;
@@ -677,7 +667,8 @@ static PyObject *net_start(PyObject *module, PyObject *args, PyObject *kwargs) {
     if (py_ranks("nodes", nodes, options.size, numbers) < 0 ||
         py_ranks("sockets", sockets, options.size, numbers + options.size) < 0)
         goto cleanup;
-    if (views >= 0 && !map_views(views, options.size)) goto cleanup;
+    if (views >= 0) views_memory = gg_py_map(views, gg_view_pages_bytes(options.size), false);
+    if (views >= 0 && views_memory == NULL) goto cleanup;
     status = gg_net_create(&options, &links);
     result = status == GG_OK ? Py_NewRef(Py_None) : gg_py_raise(status);
 cleanup:

@@ -256,19 +256,22 @@ static PyObject *py_trainer_run(PyObject *self, PyObject *args, PyObject *kwargs
     return PyLong_FromLongLong(gg_replica_next(gg_trainer_replica(t->trainer, 0)));
 }
 
+static PyObject *describe(const gg_view_change *change) {
+    const gg_view *view = change->view;
+    PyObject *dict = gg_py_view(view->number, change->step, view->member, view->members);
+    dict = gg_py_put(dict, "trained_again", PyLong_FromLongLong(change->again));
+    dict = gg_py_put(dict, "seconds", PyFloat_FromDouble(change->end - change->begin));
+    dict = gg_py_put(dict, "died", gg_py_ranks(change->died, change->dead));
+    return gg_py_put(dict, "last_steps", gg_py_integers(change->last, change->dead));
+}
+
 static PyObject *py_trainer_change_view(PyObject *self, PyObject *unused) {
     gg_py_trainer *t = (gg_py_trainer *)self;
     gg_view_change change;
     (void)unused;
     GG_PY_CALL(t, gg_trainer_change_view(t->trainer, &change));
     if (!change.changed) Py_RETURN_NONE;
-    const gg_view *view = change.view;
-    PyObject *dict = Py_BuildValue("{sLsLsLsd}", "view", (long long)view->number, "step", (long long)change.step,
-                                   "trained_again", (long long)change.again, "seconds", change.end - change.begin);
-    dict = gg_py_put(dict, "ranks", gg_py_ranks(view->member, view->members));
-    dict = gg_py_put(dict, "died", gg_py_ranks(change.died, change.dead));
-    dict = gg_py_put(dict, "whole", PyBool_FromLong(change.whole));
-    return gg_py_put(dict, "last_steps", gg_py_integers(change.last, change.dead));
+    return gg_py_put(describe(&change), "whole", PyBool_FromLong(change.whole));
 }
 
 static PyObject *py_trainer_set_text(PyObject *self, PyObject *text) {
@@ -314,12 +317,9 @@ static PyObject *py_trainer_join(PyObject *self, PyObject *unused) {
         return done ? Py_NewRef(Py_None) : NULL;
     }
     const gg_view *view = gg_team_view(t->team->team);
-    PyObject *dict = Py_BuildValue("{sLsLsisd}", "view", (long long)view->number, "step", (long long)view->start,
-                                   "trained_again", 0, "seconds", 0.0);
-    dict = gg_py_put(dict, "ranks", gg_py_ranks(view->member, view->members));
-    dict = gg_py_put(dict, "died", gg_py_ranks(view->died, view->dead));
-    dict = gg_py_put(dict, "last_steps", gg_py_integers(view->last, view->dead));
-    return gg_py_put(dict, "joined", joined);
+    const gg_view_change change = {
+        .view = view, .step = view->start, .dead = view->dead, .died = view->died, .last = view->last};
+    return gg_py_put(describe(&change), "joined", joined);
 }
 
 static PyObject *py_trainer_check_survival(PyObject *self, PyObject *unused) {

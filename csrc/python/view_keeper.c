@@ -1,7 +1,6 @@
 /* _core.ViewKeeper: the membership of ranks that are processes, in shared memory (comm/view_pages.h). */
 #include <stdint.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "comm/view_pages.h"
 #include "python/python.h"
@@ -26,12 +25,8 @@ static int view_keeper_make(gg_py_view_keeper *k, PyObject *args, PyObject *kwar
     }
     k->most = most;
     k->bytes = gg_view_pages_bytes(most);
-    if (ftruncate(memory, (off_t)k->bytes) != 0) return PyErr_SetFromErrno(PyExc_OSError), -1;
-    k->memory = mmap(NULL, k->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-    if (k->memory == MAP_FAILED) {
-        k->memory = NULL;
-        return PyErr_SetFromErrno(PyExc_OSError), -1;
-    }
+    k->memory = gg_py_map(memory, k->bytes, true);
+    if (k->memory == NULL) return -1;
     const gg_status status = gg_view_keeper_create(k->memory, members, most, least, &k->keeper);
     return status == GG_OK ? 0 : (gg_py_raise(status), -1);
 }
@@ -73,11 +68,8 @@ static PyObject *view_keeper_poll(PyObject *self, PyObject *unused) {
 
 static PyObject *view_keeper_view(PyObject *self, PyObject *unused) {
     const gg_view *view = gg_membership_view(gg_view_keeper_membership(((gg_py_view_keeper *)self)->keeper));
-    PyObject *members = PyList_New(0);
     (void)unused;
-    for (int i = 0; i < view->members; ++i) members = gg_py_append(members, PyLong_FromLong(view->member[i]));
-    return gg_py_put(Py_BuildValue("{sLsL}", "view", (long long)view->number, "step", (long long)view->start), "ranks",
-                     members);
+    return gg_py_view(view->number, view->start, view->member, view->members);
 }
 
 static PyObject *view_keeper_restore(PyObject *self, PyObject *published) {

@@ -1,6 +1,5 @@
 /* _core.ViewPages: the shared memory of ranks' views (comm/view_pages.h), for agents, the coordinator and newcomers. */
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "comm/view_pages.h"
 #include "python/python.h"
@@ -22,10 +21,8 @@ static int view_pages_make(gg_py_view_pages *p, PyObject *args, PyObject *kwargs
         return -1;
     }
     p->bytes = gg_view_pages_bytes(p->most);
-    if (ftruncate(memory, (off_t)p->bytes) != 0) return PyErr_SetFromErrno(PyExc_OSError), -1;
-    p->memory = mmap(NULL, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-    if (p->memory == MAP_FAILED) p->memory = NULL;
-    return p->memory != NULL ? 0 : (PyErr_SetFromErrno(PyExc_OSError), -1);
+    p->memory = gg_py_map(memory, p->bytes, true);
+    return p->memory != NULL ? 0 : -1;
 }
 
 static PyObject *view_pages_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -134,9 +131,9 @@ static PyObject *view(PyObject *self, PyObject *unused) {
     (void)unused;
     if (member == NULL) return PyErr_NoMemory();
     const int members = gg_view_pages_view(p->memory, p->most, &number, &start, member);
-    PyObject *list = gg_py_ranks(member, members);
+    PyObject *dict = gg_py_view(number, start, member, members);
     PyMem_Free(member);
-    return gg_py_put(Py_BuildValue("{sLsL}", "view", (long long)number, "step", (long long)start), "ranks", list);
+    return dict;
 }
 
 static PyMethodDef methods[] = {{"told", told, METH_O, "told($self, identity, /)\n--\n\n"},
