@@ -27,6 +27,19 @@ typedef struct gg_py_exchange {
 gg_py_exchange *gg_py_exchange_open(gg_py_team *team, PyObject *optimizer, PyObject *strategy,
                                     gg_exchange_options *options);
 
+/* Makes a call that `entered` begins by setting x->busy. done: it has succeeded; false with an exception. */
+#define GG_PY_BUSY(x, entered, done, expression)                                                                       \
+    do {                                                                                                               \
+        (done) = (entered);                                                                                            \
+        if (done) {                                                                                                    \
+            gg_status status_of_call;                                                                                  \
+            GG_PY_WITHOUT_GIL(status_of_call = (expression));                                                          \
+            (x)->busy = false;                                                                                         \
+            (done) = status_of_call == GG_OK;                                                                          \
+            if (!(done)) gg_py_raise(status_of_call);                                                                  \
+        }                                                                                                              \
+    } while (0)
+
 /* Calls fn without the GIL for a local rank, on this thread, or for all of them (rank -1). Allowed on a rank's own
  * thread, or if the rank is alone in its process; for all ranks outside of `run`. None, or NULL with an exception. */
 PyObject *gg_py_exchange_call(gg_py_exchange *x, int rank, gg_status (*fn)(void *context, int local), void *context);

@@ -33,71 +33,56 @@ static PyObject *describe(const gg_py_exchange *x, const int *living) {
     return gg_py_put(dict, "local", gg_py_ranks(living, gg_team_local(team)));
 }
 
-/* The exchanges of virtual ranks that have died count as failed. */
-static bool is_between_steps(const gg_py_exchange *x) {
+/* Begins a call between two steps. The exchanges of virtual ranks that have died count as failed. */
+static bool enter(gg_py_exchange *x) {
+    if (!gg_py_exchange_has_steps(x)) return false;
     if (gg_py_team_check_process(x->team) < 0 || gg_py_team_check_collectives(x->team) < 0) return false;
     bool busy = x->busy || (x->running && strcmp(gg_team_kind(x->team->team), "virtual") == 0);
     for (int i = 0; i < gg_team_local(x->team->team); ++i) busy = busy || x->rank_busy[i];
-    return busy ? gg_py_exchange_is_in_use(x) != NULL : true;
+    if (busy) return gg_py_exchange_is_in_use(x) != NULL;
+    return x->busy = true;
 }
 
 static PyObject *change_view(PyObject *self, PyObject *unused) {
     gg_py_exchange *x = (gg_py_exchange *)self;
-    gg_status status;
-    bool changed = false;
+    bool changed = false, done;
     (void)unused;
-    if (!gg_py_exchange_has_steps(x) || !is_between_steps(x)) return NULL;
-    const int local = gg_team_local(x->team->team);
-    int *living = PyMem_Calloc((size_t)local, sizeof *living);
+    int *living = PyMem_Calloc((size_t)gg_team_local(x->team->team), sizeof *living);
     if (living == NULL) return PyErr_NoMemory();
-    x->busy = true;
-    GG_PY_WITHOUT_GIL(status = gg_peers_change_view(x->peers, &changed, living));
-    x->busy = false;
+    GG_PY_BUSY(x, enter(x), done, gg_peers_change_view(x->peers, &changed, living));
     PyObject *result = NULL;
-    if (status == GG_OK && changed) sort_steps(x, living, gg_team_local(x->team->team));
-    if (status == GG_OK) result = changed ? describe(x, living) : Py_NewRef(Py_None);
-    else gg_py_raise(status);
+    if (done && changed) sort_steps(x, living, gg_team_local(x->team->team));
+    if (done) result = changed ? describe(x, living) : Py_NewRef(Py_None);
     PyMem_Free(living);
     return result;
 }
 
 static PyObject *give(PyObject *self, PyObject *text) {
     gg_py_exchange *x = (gg_py_exchange *)self;
-    gg_status status;
-    bool whole = false;
+    bool whole = false, done;
     if (!PyBytes_Check(text)) return PyErr_Format(PyExc_TypeError, "text: must be bytes");
-    if (!gg_py_exchange_has_steps(x) || !is_between_steps(x)) return NULL;
     const char *given = PyBytes_AS_STRING(text);
     const size_t bytes = (size_t)PyBytes_GET_SIZE(text);
-    x->busy = true;
-    GG_PY_WITHOUT_GIL(status = gg_peers_give(x->peers, given, bytes, &whole));
-    x->busy = false;
-    return status == GG_OK ? PyBool_FromLong(whole) : gg_py_raise(status);
+    GG_PY_BUSY(x, enter(x), done, gg_peers_give(x->peers, given, bytes, &whole));
+    return done ? PyBool_FromLong(whole) : NULL;
 }
 
 static PyObject *hear(PyObject *self, PyObject *unused) {
     gg_py_exchange *x = (gg_py_exchange *)self;
-    gg_status status;
     const char *text;
     size_t bytes;
+    bool done;
     (void)unused;
-    if (!gg_py_exchange_has_steps(x) || !is_between_steps(x)) return NULL;
-    x->busy = true;
-    GG_PY_WITHOUT_GIL(status = gg_peers_hear(x->peers, &text, &bytes));
-    x->busy = false;
-    return status == GG_OK ? PyBytes_FromStringAndSize(text, (Py_ssize_t)bytes) : gg_py_raise(status);
+    GG_PY_BUSY(x, enter(x), done, gg_peers_hear(x->peers, &text, &bytes));
+    return done ? PyBytes_FromStringAndSize(text, (Py_ssize_t)bytes) : NULL;
 }
 
 static PyObject *join(PyObject *self, PyObject *unused) {
     gg_py_exchange *x = (gg_py_exchange *)self;
-    gg_status status;
-    bool whole = false;
+    bool whole = false, done;
     (void)unused;
-    if (!gg_py_exchange_has_steps(x) || !is_between_steps(x)) return NULL;
-    x->busy = true;
-    GG_PY_WITHOUT_GIL(status = gg_peers_join(x->peers, &whole));
-    x->busy = false;
-    return status == GG_OK ? PyBool_FromLong(whole) : gg_py_raise(status);
+    GG_PY_BUSY(x, enter(x), done, gg_peers_join(x->peers, &whole));
+    return done ? PyBool_FromLong(whole) : NULL;
 }
 
 PyMethodDef gg_py_exchange_view[] = {{"check_survival", check_survival, METH_NOARGS, NULL},

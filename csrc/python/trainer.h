@@ -25,18 +25,8 @@ void gg_py_trainer_leave(gg_py_trainer *t);
 /* Begins a call of one rank, which is none of a callback's: without the check of collective calls. */
 bool gg_py_trainer_enter_alone(gg_py_trainer *t);
 
-/* Makes a call that `entered` begins. done: it has succeeded; false with an exception. */
-#define GG_PY_RUN(t, entered, done, expression)                                                                        \
-    do {                                                                                                               \
-        (done) = (entered);                                                                                            \
-        if (done) {                                                                                                    \
-            gg_status status_of_call;                                                                                  \
-            GG_PY_WITHOUT_GIL(status_of_call = (expression));                                                          \
-            gg_py_trainer_leave(t);                                                                                    \
-            (done) = status_of_call == GG_OK;                                                                          \
-            if (!(done)) gg_py_raise(status_of_call);                                                                  \
-        }                                                                                                              \
-    } while (0)
+/* GG_PY_BUSY of a trainer's exchange. */
+#define GG_PY_RUN(t, entered, done, expression) GG_PY_BUSY((t)->exchange, entered, done, expression)
 /* Makes a call of all ranks in a function that frees nothing, and returns on a failure. */
 #define GG_PY_CALL(t, expression)                                                                                      \
     do {                                                                                                               \
