@@ -12,7 +12,7 @@ static int py_module_execute(PyObject *module) {
     if (gg_py_add_common(module) < 0) return -1;
     if (gg_py_add_graph(module) < 0 || gg_py_add_team(module) < 0 || gg_py_add_dataset(module) < 0) return -1;
     if (gg_py_add_trainer(module) < 0 || gg_py_add_shrink(module) < 0 || gg_py_add_info(module) < 0) return -1;
-    if (gg_py_add_exchange(module) < 0) return -1;
+    if (gg_py_add_exchange(module) < 0 || gg_py_add_stall(module) < 0) return -1;
     if (gg_py_add_view_pages(module) < 0) return -1;
     if (gg_py_add_view_keeper(module) < 0 || gg_py_add_schedule(module) < 0 || gg_py_add_options(module) < 0) return -1;
     return 0;

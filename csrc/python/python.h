@@ -42,6 +42,7 @@ extern PyObject *gg_py_communication_error, *gg_py_peer_error, *gg_py_cancelled;
 int gg_py_add_common(PyObject *module); /* before all others */
 int gg_py_add_graph(PyObject *module);
 int gg_py_add_team(PyObject *module);
+int gg_py_add_stall(PyObject *module);
 int gg_py_add_dataset(PyObject *module);
 int gg_py_add_trainer(PyObject *module);
 int gg_py_add_exchange(PyObject *module);
