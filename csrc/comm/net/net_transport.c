@@ -35,6 +35,18 @@ static void net_destroy(gg_transport *transport) {
     gg_free(own);
 }
 
+/* ---- messages of the transport itself ---- */
+
+/* Takes the oldest one of the channel and tag if it has come whole. False if none has, or it has other bytes. */
+static bool hear_small(gg_net *net, gg_net_peer *peer, uint32_t channel, int tag, void *to, size_t bytes) {
+    gg_net_stored *found = gg_net_take(peer, channel, tag, true);
+    if (found == NULL) return false;
+    const bool heard = found->frame.kind == GG_NET_BYTES && found->frame.bytes == bytes;
+    if (heard) memcpy(to, found->bytes, bytes);
+    gg_net_drop_stored(net, found);
+    return heard;
+}
+
 /* ---- limits of ranks that stop together ---- */
 
 #define TAG_LIMIT GG_TAG_LIMIT
@@ -52,15 +64,8 @@ static gg_status limits_hear(void *context, gg_halt_limit *limit, bool *heard) {
     const net_transport *own = context;
     *heard = false;
     GG_TRY(gg_net_progress(own->net));
-    for (int rank = 0; rank < own->transport.size && !*heard; ++rank) {
-        gg_net_stored *found = gg_net_take(&own->net->peers[rank], own->channel.number, TAG_LIMIT, true);
-        if (found == NULL) continue;
-        if (found->frame.bytes == sizeof *limit && found->frame.kind == GG_NET_BYTES) {
-            memcpy(limit, found->bytes, sizeof *limit);
-            *heard = true;
-        }
-        gg_net_drop_stored(own->net, found);
-    }
+    for (int rank = 0; rank < own->transport.size && !*heard; ++rank)
+        *heard = hear_small(own->net, &own->net->peers[rank], own->channel.number, TAG_LIMIT, limit, sizeof *limit);
     return GG_OK;
 }
 
@@ -280,14 +285,9 @@ gg_status gg_net_transport_tell_vote(gg_transport *transport, int64_t vote) {
 gg_status gg_net_transport_hear_vote(gg_transport *transport, int *rank, int64_t *vote) {
     const net_transport *own = net_of(transport);
     GG_TRY(gg_net_progress(own->net));
-    for (*rank = transport->size - 1; *rank >= 0; --*rank) {
-        gg_net_stored *found = gg_net_take(&own->net->peers[*rank], own->channel.number, GG_NET_TAG_VOTE, true);
-        if (found == NULL) continue;
-        const bool is_vote = found->frame.kind == GG_NET_BYTES && found->frame.bytes == sizeof *vote;
-        if (is_vote) memcpy(vote, found->bytes, sizeof *vote);
-        gg_net_drop_stored(own->net, found);
-        if (is_vote) return GG_OK;
-    }
+    for (*rank = transport->size - 1; *rank >= 0; --*rank)
+        if (hear_small(own->net, peer_of(transport, *rank), own->channel.number, GG_NET_TAG_VOTE, vote, sizeof *vote))
+            break;
     return GG_OK;
 }
 
@@ -313,11 +313,10 @@ gg_status gg_net_transport_hear_greeting(gg_transport *transport, int rank, int6
         const gg_net_stored *first = peer->unasked;
         while (first != NULL && first->frame.channel != GREETINGS) first = first->next;
         if (first == NULL || first->frame.epoch > view) break; /* views ascend */
-        gg_net_stored *found = gg_net_take(peer, GREETINGS, GG_NET_TAG_GREETING, true);
-        if (found == NULL) break;
-        if (found->frame.epoch == view && found->frame.kind == GG_NET_BYTES && found->frame.bytes == sizeof *number)
-            memcpy(number, found->bytes, sizeof *number);
-        gg_net_drop_stored(own->net, found);
+        const bool old = first->frame.epoch < view;
+        int64_t told;
+        if (!hear_small(own->net, peer, GREETINGS, GG_NET_TAG_GREETING, &told, sizeof told)) break;
+        if (!old) *number = told;
     }
     return GG_OK;
 }
