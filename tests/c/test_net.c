@@ -315,9 +315,10 @@ static void death(gg_net *net, const job *j) {
     gg_transport *t = NULL;
     const size_t n = (size_t)8 << 20;
     unsigned char *data = NULL, *first = NULL;
-    gg_request request[4] = {{0}};
+    gg_request request[4] = {{0}}, unread[2] = {{0}};
     bool done = true;
     CHECK_OK(gg_net_transport_create(net, PATIENCE, &t));
+    const int slots = net->free_count;
     gg_transport_step_begun(t, 5 + t->rank);
     CHECK_OK(gg_calloc(1, n, "data", &data));
     CHECK_OK(gg_message_alloc(t, 5000, "first", &first));
@@ -331,7 +332,11 @@ static void death(gg_net *net, const job *j) {
         if (check_failed == 0) raise(SIGKILL);
     } else if (t->rank == 0) {
         char whole[6] = "", in[5000];
+        if (j->per_node > 1) CHECK_OK(gg_send(t, first, 5000, 1, 68, &unread[0]));
         while (gg_net_progress(net) == GG_OK && !net->peers[1].gone) gg_clock_sleep(1e-3);
+        CHECK_OK(gg_send(t, first, 5000, 1, 69, &unread[1]));
+        gg_cancel_all(t, unread, 2);
+        CHECK_INT(net->free_count, slots); /* a dead rank keeps no slot */
         CHECK_OK(gg_receive_exact(t, whole, 6, 1, 65, &request[1]));
         CHECK_OK(gg_wait_and_copy(t, &request[1], whole));
         CHECK_TEXT(whole, "whole");

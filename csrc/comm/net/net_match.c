@@ -193,7 +193,9 @@ static void own_rest(gg_net *net, gg_net_peer *peer, gg_request *request) {
 void gg_net_cancel(gg_net *net, gg_net_peer *peer, gg_request *request) {
     gg_net_link *link = gg_net_link_of(request);
     if (request->state == GG_REQUEST_SENDING) {
-        if (link->whole) return; /* a slot without its acknowledgement is not used again */
+        /* A slot that a living rank may still acknowledge is not used again. */
+        if (link->described && (link->bytes == 0 || gg_net_has_ended(net, peer))) gg_net_free_slot(net, link->slot);
+        if (link->whole) return;
         if (link->bytes > 0) own_rest(net, peer, request);
         else gg_net_unlist(&peer->sends, &peer->sends_last, request);
         return;

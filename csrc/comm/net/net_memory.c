@@ -163,9 +163,11 @@ bool gg_net_describe(gg_net *net, const gg_net_peer *peer, const void *data, siz
     return true;
 }
 
+void gg_net_free_slot(gg_net *net, uint32_t slot) { net->free_slots[net->free_count++] = slot; }
+
 bool gg_net_acknowledged(gg_net *net, uint32_t slot) {
     if (atomic_load_explicit(slot_of(net, net->place, slot), memory_order_acquire) == 0) return false;
-    net->free_slots[net->free_count++] = slot;
+    gg_net_free_slot(net, slot);
     return true;
 }
 

@@ -176,6 +176,7 @@ bool gg_net_heap_free(gg_net *net, const void *block); /* false: not of the heap
 void gg_net_heap_recycle(gg_net *net, bool on);        /* gg_message_recycle */
 /* True: the message is sent as a place, and holds a slot until the receiver has released it. */
 bool gg_net_describe(gg_net *net, const gg_net_peer *peer, const void *data, size_t bytes, gg_net_link *link);
+void gg_net_free_slot(gg_net *net, uint32_t slot); /* nobody will acknowledge it */
 bool gg_net_acknowledged(gg_net *net, uint32_t slot);
 void gg_net_acknowledge(gg_net *net, const gg_net_peer *peer, uint32_t slot);
 /* NULL: outside of that rank's heap. */
