@@ -5,6 +5,8 @@ That the check sees a buffer that is written is a test of the C programs (comm_c
 
 import pytest
 import test_mpi
+from survival_runs import survived
+from test_survival_net import SCRIPT
 
 import gossipgrad as gg
 
@@ -37,6 +39,27 @@ def test_in_the_virtual_cluster(name, monkeypatch):
     plain = fit(name, gg.VirtualCluster(5, **SLOW))
     assert checked.weights_sha256 == plain.weights_sha256
     assert checked["virtual_seconds"] == plain["virtual_seconds"]
+
+
+@pytest.mark.parametrize("name", ["default", "late", "allreduce"])
+def test_where_ranks_die_and_join(name, monkeypatch):
+    """Their messages pass through a view of the group, which leaves the check to the transport behind it."""
+
+    def run():
+        history = fit(name, gg.VirtualCluster(3, deaths={1: 4}, joins={6: 1}, **SLOW))
+        assert [(view["died"], view["joined"]) for view in history.views] == [([1], []), ([], [3])]
+        return history.weights_sha256
+
+    monkeypatch.setenv("GOSSIPGRAD_CHECK_BUFFERS", "1")
+    checked = run()
+    monkeypatch.delenv("GOSSIPGRAD_CHECK_BUFFERS")
+    assert checked == run()
+
+
+def test_where_processes_die(tmp_path):
+    case = {"deaths": [{"rank": 1, "at": "step 7"}]}
+    found, _ = survived(tmp_path, SCRIPT, case, "-n", "3", GOSSIPGRAD_CHECK_BUFFERS="1")
+    assert found[-1]["size"] == 2
 
 
 @pytest.mark.full

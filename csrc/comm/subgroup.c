@@ -116,6 +116,7 @@ static gg_status subgroup_sum(gg_transport *transport, gg_sums *sums, float *dat
 
 static const gg_transport_table table = {
     .name = "subgroup",
+    .checks_behind = true,
     .destroy = subgroup_destroy,
     .alloc = subgroup_alloc,
     .alloc_device = subgroup_alloc_device,

@@ -23,7 +23,10 @@ static gg_status team_make(const char *kind, gg_team **out) {
 static void set_checks(gg_team *team) {
     const char *choice = getenv("GOSSIPGRAD_CHECK_BUFFERS");
     bool wanted = choice != NULL && *choice != '\0' && strcmp(choice, "0") != 0;
-    for (int i = 0; i < team->local; ++i) gg_team_transport(team, i)->check_buffers = wanted;
+    for (int i = 0; i < gg_team_most_local(team); ++i) {
+        gg_transport *behind = team->cluster != NULL ? gg_virtual_transport(team->cluster, i) : team->transport;
+        gg_team_transport(team, i)->check_buffers = behind->check_buffers = wanted;
+    }
 }
 
 gg_status gg_team_create_single(gg_team **out) {
