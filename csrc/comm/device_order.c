@@ -251,6 +251,10 @@ static gg_status order_check_peer(gg_transport *transport, int peer) {
 
 static int order_dead(gg_transport *transport, int rank) { return gg_transport_dead(order_inner(transport), rank); }
 
+static int order_identity(gg_transport *transport, int rank) {
+    return gg_transport_identity(order_inner(transport), rank);
+}
+
 static gg_status order_progress(gg_transport *transport) {
     GG_TRY(pass_reached(order_of(transport)));
     return gg_progress(order_inner(transport));
@@ -307,6 +311,7 @@ static gg_transport_table order_table(const gg_transport_table *inner) {
         .cancel = order_cancel,
         .pause = order_pause,
         .dead = order_dead,
+        .identity = order_identity,
         .progress = order_progress,
         .set_epoch = order_set_epoch,
         .step_begun = order_step_begun,

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 typedef struct gg_stall_facts {
-    int rank, size;                       /* the waiting rank, and ranks of its group */
+    int rank, size;                       /* the waiting rank by its identity, and ranks of its group */
     int peer;                             /* the awaited rank; -1 means several; the rank itself means no rank */
     int64_t step;                         /* of training; -1 means not known */
     const char *first_layer, *last_layer; /* layers of the awaited exchange; NULL means not known */

@@ -62,12 +62,15 @@ static gg_status subgroup_pause_round(gg_transport *transport, int round, gg_req
 
 static gg_status subgroup_wait_for(gg_transport *transport, gg_request *request) {
     gg_transport *whole = subgroup_whole_of(transport);
+    const int64_t *step = whole->step;
+    if (transport->step != NULL) whole->step = transport->step;
     whole->waits_for[0] = transport->waits_for[0];
     whole->waits_for[1] = transport->waits_for[1];
     whole->needs_all = transport->needs_all;
     gg_status status = gg_wait(whole, request);
     whole->waits_for[0] = whole->waits_for[1] = NULL;
     whole->needs_all = NULL;
+    whole->step = step;
     return status;
 }
 
@@ -80,6 +83,10 @@ static int subgroup_dead(gg_transport *transport, int rank) {
     for (int i = 0; i < transport->size && dead < 0; ++i)
         dead = gg_transport_dead(whole, view_of(transport)->member[i]);
     return dead;
+}
+
+static int subgroup_identity(gg_transport *transport, int rank) {
+    return gg_transport_identity(subgroup_whole_of(transport), view_of(transport)->member[rank]);
 }
 
 static void subgroup_recycle(gg_transport *transport, bool on) { gg_message_recycle(subgroup_whole_of(transport), on); }
@@ -130,6 +137,7 @@ static const gg_transport_table table = {
     .pause = subgroup_pause_round,
     .wait = subgroup_wait_for,
     .dead = subgroup_dead,
+    .identity = subgroup_identity,
     .progress = subgroup_progress,
     .set_epoch = subgroup_set_epoch,
     .step_begun = subgroup_step_begun,
@@ -146,7 +154,11 @@ gg_status gg_subgroup_create(gg_transport *whole, const int *members, int count,
     subgroup *made = NULL;
     *out = NULL;
     GG_TRY_CLEANUP(gg_calloc(1, sizeof *made, "subgroup", &made));
-    made->transport = (gg_transport){.table = &table, .rank = -1, .size = count, .identity = whole->identity};
+    made->transport = (gg_transport){.table = &table,
+                                     .rank = -1,
+                                     .size = count,
+                                     .identity = whole->identity,
+                                     .reports_stalls = whole->reports_stalls}; /* its pauses; `whole` its waits */
     made->whole = whole;
     GG_TRY_CLEANUP(gg_alloc((size_t)count * sizeof(int), "members of a subgroup", &made->member));
     for (int i = 0; i < count; ++i) {

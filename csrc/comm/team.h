@@ -85,7 +85,7 @@ int64_t gg_team_made(gg_team *team, int identity); /* whole steps of a dead rank
 gg_status gg_team_report(gg_team *team, int local, int deaths, const int64_t *received);
 /* After a collective operation outside of steps: this process's ranks have completed it (`done`), or a death has kept
  * them from that. *all: all members have; equal on all ranks. If false, the view changes at this step, and the next
- * view's members make the operation again. */
+ * view's members make the operation again. GG_ERROR_COMM after the timeout if the connection to a member has broken. */
 gg_status gg_team_decide(gg_team *team, bool done, bool *all);
 /* Waits for the next view after the reports of all local ranks that live. *again: more ranks have died instead: ask
  * gg_team_view_changes again, settle, and report again. */

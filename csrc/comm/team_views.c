@@ -141,6 +141,19 @@ void gg_team_train(gg_team *team, bool trains) {
     if (team->views != NULL && team->views->table->train != NULL) team->views->table->train(team->views, trains);
 }
 
+/* The error of a rank that has waited for votes as long as it may, if one cannot come: its connection to a member that
+ * nobody has declared dead has broken. */
+static gg_status check_votes(const gg_team *team, double seconds) {
+    if (team->net == NULL || team->transport->timeout <= 0 || seconds < team->transport->timeout) return GG_OK;
+    const gg_view *view = current(team);
+    for (int i = 0; i < view->members; ++i)
+        if (gg_net_transport_is_cut_off(team->net, view->member[i]))
+            return gg_fail(GG_ERROR_COMM,
+                           "rank %d: waited %.3f s for the vote of rank %d, to which the connection has broken",
+                           team->net->rank, seconds, view->member[i]);
+    return GG_OK;
+}
+
 static gg_status hear_votes(gg_team *team) {
     for (int rank = 0; team->net != NULL;) {
         int64_t vote;
@@ -156,10 +169,12 @@ gg_status gg_team_decide(gg_team *team, bool done, bool *all) {
     *all = done;
     if (views == NULL || views->table->vote == NULL) return GG_OK;
     const int64_t vote = views->table->vote(views, done);
+    const double begin = gg_clock_now();
     if (team->net != NULL) GG_TRY(gg_net_transport_tell_vote(team->net, vote));
     for (int round = 0;; ++round) {
         GG_TRY(hear_votes(team));
         if (views->table->decided(views, all)) return GG_OK;
+        GG_TRY(check_votes(team, gg_clock_now() - begin));
         GG_TRY(wait_round(team->member[0], round));
     }
 }

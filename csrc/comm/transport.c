@@ -146,8 +146,9 @@ static gg_status wait_timed_out(const gg_transport *transport, const gg_request 
 /* Rounds before a wait looks at the clock: it then already sleeps between tests. */
 #define STALL_ROUNDS 2048
 
+/* peer: its number in the whole group. */
 static gg_stall_facts stall_of(const gg_transport *transport, int peer) {
-    return (gg_stall_facts){.rank = transport->rank,
+    return (gg_stall_facts){.rank = transport->identity,
                             .size = transport->size,
                             .peer = peer,
                             .step = transport->step != NULL ? *transport->step : -1,
@@ -183,6 +184,10 @@ int gg_transport_dead(gg_transport *transport, int rank) {
     return transport->table->dead != NULL ? transport->table->dead(transport, rank) : -1;
 }
 
+int gg_transport_identity(gg_transport *transport, int rank) {
+    return transport->table->identity != NULL ? transport->table->identity(transport, rank) : rank;
+}
+
 /* Ends the wait of a collective after a death in its group: ranks that know of the death send no more. */
 static gg_status check_all_live(gg_transport *transport) {
     if (transport->needs_all == NULL) return GG_OK;
@@ -197,6 +202,7 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
     gg_stall stall = {0};
     const int peer = request->peer;
     const bool serves = transport->service.serve != NULL;
+    if (transport->stall.begin > 0) end_stall(transport, &transport->stall, -1); /* the last loop of gg_pause is over */
     if (transport->table->wait != NULL) {
         status = transport->table->wait(transport, request);
         goto cleanup;
@@ -213,7 +219,7 @@ gg_status gg_wait(gg_transport *transport, gg_request *request) {
         }
         /* A message that comm/network.c holds back has arrived: its time on a simulated link is no stall. */
         if (transport->reports_stalls && round >= STALL_ROUNDS && !request->held)
-            look_at_stall(transport, &stall, peer, NULL);
+            look_at_stall(transport, &stall, request->peer, NULL);
         if (transport->timeout > 0) {
             double now = gg_transport_now(transport);
             if (round == 0) start = now;
@@ -259,7 +265,8 @@ gg_status gg_wait_collective(gg_transport *transport, gg_request *request) {
 gg_status gg_pause(gg_transport *transport, int round, int peer) {
     if (peer >= 0) GG_TRY(check_peer(transport, &transport->check_due, round, peer));
     if (round == 0 && transport->stall.begin > 0) end_stall(transport, &transport->stall, -1);
-    if (transport->reports_stalls && round >= STALL_ROUNDS) look_at_stall(transport, &transport->stall, peer, NULL);
+    if (transport->reports_stalls && round >= STALL_ROUNDS)
+        look_at_stall(transport, &transport->stall, peer >= 0 ? gg_transport_identity(transport, peer) : peer, NULL);
     return transport->table->pause(transport, round, NULL);
 }
 
@@ -273,16 +280,16 @@ gg_status gg_transport_attend(gg_transport *transport, const char *what, bool (*
     gg_stall stall = {0};
     bool busy;
     if (done(context, 0)) goto cleanup;
-    look_at_stall(transport, &stall, transport->rank, what); /* of any transport: this wait is a real one */
+    look_at_stall(transport, &stall, transport->identity, what); /* of any transport: this wait is a real one */
     while (!done(context, transport->table->stands ? STANDING_SECONDS : ATTEND_SECONDS)) {
-        look_at_stall(transport, &stall, transport->rank, what);
+        look_at_stall(transport, &stall, transport->identity, what);
         if (transport->table->stands) continue;
         if (transport->service.serve != NULL)
             GG_TRY_CLEANUP(transport->service.serve(transport->service.context, &busy));
         GG_TRY_CLEANUP(gg_progress(transport));
     }
 cleanup:
-    if (stall.begin > 0) end_stall(transport, &stall, transport->rank);
+    if (stall.begin > 0) end_stall(transport, &stall, transport->identity);
     return status;
 }
 

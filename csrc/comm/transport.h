@@ -111,6 +111,7 @@ typedef struct gg_transport_table {
     /* gg_transport_dead. A transport sets requests LOST in send, receive and test; its pause must return after a death
      * has become known. NULL means that no rank dies while others go on. */
     int (*dead)(gg_transport *transport, int rank);
+    int (*identity)(gg_transport *transport, int rank); /* of a rank of this group; NULL means its number here */
     /* Replaces the loop of gg_wait, for views, whose messages name the rank in the whole group. NULL means gg_wait's
      * loop. */
     gg_status (*wait)(gg_transport *transport, gg_request *request);
@@ -238,6 +239,9 @@ gg_status gg_progress(gg_transport *transport);
 /* Returns the number of a dead rank in the whole group, -1 for none: `rank` if this rank knows that it has died; rank
  * -1 means any rank of this group. */
 int gg_transport_dead(gg_transport *transport, int rank);
+
+/* The number that a rank of this group has in the whole one, as reports of long waits name it. */
+int gg_transport_identity(gg_transport *transport, int rank);
 
 /* The rank's clock in seconds: real time under MPI, virtual time in the virtual cluster. */
 double gg_transport_now(gg_transport *transport);

@@ -641,6 +641,59 @@ static void death_elsewhere(gg_net *net, const job *j) {
     gg_team_release(team);
 }
 
+static void *apart[2]; /* pages of views, of a node each */
+
+static int stalls;
+static gg_stall_facts told;
+
+static double note_stall(const gg_stall_facts *facts) {
+    told = *facts;
+    stalls += !facts->over;
+    return 0;
+}
+
+/* Waits in a view are told of, with the step; a vote that cannot come ends the wait for it. */
+static void cut_off(gg_net *net, const job *j) {
+    gg_team *team = NULL;
+    gg_views *views = NULL;
+    gg_request late = {0};
+    int64_t step = 7;
+    char byte = 0;
+    bool all;
+    const int rank = gg_net_rank(net);
+    CHECK_OK(gg_view_pages_open(apart[rank], j->size, rank, &views));
+    CHECK_OK(gg_team_create_net(net, NULL, PATIENCE, views, &team));
+    gg_transport *t = gg_team_transport(team, 0);
+    gg_team_train(team, true);
+    gg_team_set_timeout(team, 2);
+    gg_stall_configure(0.05, note_stall);
+    t->step = &step;
+    CHECK_OK(gg_receive_exact(t, &byte, 1, 1 - rank, 70, &late));
+    CHECK_FAILS(gg_wait(t, &late), GG_ERROR_COMM, "s for 1 bytes from rank");
+    gg_cancel(t, &late);
+    CHECK(stalls == 1 && told.over && told.step == 7 && told.peer == 1 - rank);
+    gg_net_lose(net, &net->peers[1 - rank]);
+    CHECK_FAILS(gg_team_decide(team, true, &all), GG_ERROR_COMM,
+                rank == 0 ? "s for the vote of rank 1, to which" : "s for the vote of rank 0, to which");
+    CHECK(stalls == 2 && !told.over && told.step == 7 && told.rank == rank && told.peer == -1);
+    gg_stall_configure(0, NULL);
+    t->step = NULL;
+    gg_team_release(team);
+}
+
+static void test_cut_off(const job *j) {
+    gg_view_keeper *keep[2] = {NULL, NULL};
+    for (int node = 0; node < 2; ++node) {
+        apart[node] = mmap(NULL, gg_view_pages_bytes(2), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        CHECK_OK(gg_view_keeper_create(apart[node], 2, 2, 1, &keep[node]));
+    }
+    run_job(j, cut_off);
+    for (int node = 0; node < 2; ++node) {
+        gg_view_keeper_destroy(keep[node]);
+        CHECK(munmap(apart[node], gg_view_pages_bytes(2)) == 0);
+    }
+}
+
 /* ---- a newcomer of another node, and deaths, in one process ---- */
 
 #define NEW 3 /* beside the members 0 to 2, whose first one is a process */
@@ -740,6 +793,7 @@ int main(int argc, char **argv) {
     run_job(&(job){3, 2, ring, heap, -1}, death_elsewhere);
     gg_view_keeper_destroy(keeper);
     CHECK(munmap(pages, gg_view_pages_bytes(4)) == 0);
+    test_cut_off(&(job){2, 1, ring, heap, -1});
     run_job(&(job){2, 2, ring, heap, -1}, timeouts);
     run_job(&(job){2, 2, ring, heap, -1}, memory);
     test_options();

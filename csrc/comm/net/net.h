@@ -66,6 +66,8 @@ gg_status gg_net_transport_admit(gg_transport *transport, const int *member, int
 /* The view says that this rank has died. Until then requests of a rank of another node stay pending, though its socket
  * may have ended: all members learn of a death by the view. Then what has arrived is read, and the others are LOST. */
 void gg_net_transport_died(gg_transport *transport, int rank);
+/* A rank of another node whose socket has ended, though gg_net_transport_died has not told of it. */
+bool gg_net_transport_is_cut_off(gg_transport *transport, int rank);
 /* While `trains`. Otherwise a wait for a rank of another node whose socket has ended fails, as without survival. */
 void gg_net_transport_train(gg_transport *transport, bool trains);
 /* Votes of gg_views_table travel beside messages: tells one to the ranks of other nodes; hears one. *rank: -1 means

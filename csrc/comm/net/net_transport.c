@@ -262,6 +262,11 @@ void gg_net_transport_look(gg_transport *transport, gg_status (*look)(void *cont
 
 void gg_net_transport_died(gg_transport *transport, int rank) { peer_of(transport, rank)->died = true; }
 
+bool gg_net_transport_is_cut_off(gg_transport *transport, int rank) {
+    const gg_net_peer *peer = peer_of(transport, rank);
+    return peer->gone && peer->place < 0 && !peer->died;
+}
+
 gg_status gg_net_transport_admit(gg_transport *transport, const int *member, int members) {
     return gg_net_admit(net_of(transport)->net, member, members);
 }
