@@ -371,8 +371,8 @@ class Trainer:
         The steps from `step` on read the same samples as in an uninterrupted epoch.
         """
     def position(self) -> dict[str, Any]:
-        """The arguments of epoch() to continue here; "steps" of this epoch; "read": the samples that each training rank
-        has read since the last of `divisions`."""
+        """The arguments of epoch() to continue here; "steps" of this epoch; "batch_size"; "read": the samples that each
+        training rank has read since the last of `divisions`."""
     def counts(self) -> list[dict[str, Any]]:
         """For each local rank since the epoch began: the parts of an epoch's sums. At rest, for checkpoints."""
     def set_counts(self, counts: list[dict[str, Any]], /) -> None: ...

@@ -332,9 +332,7 @@ class Trainer(Replicas):
         if size == self.batches.size:
             return
         self.core.reshape(batch=size)
-        self.set_batch = self.batches.size = size
-        self.batch_changes.append({"step": self.step, "batch_size": size})
-        self.history.settings = self.settings()
+        self.rebatch(size)
         watcher.rebatched()
 
     @collective

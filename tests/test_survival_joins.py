@@ -150,6 +150,38 @@ def test_history_and_a_second_fit_go_on():
     assert len(trainer.history.last["validation_replicas"]) == 4 and len(trainer.history.weights_sha256) == 4
 
 
+class Grows(gg.Callback):
+    """Batches for the ranks that are left."""
+
+    every = 1
+
+    def on_step(self, trainer, step):
+        if step == 3:
+            trainer.set_batch_size(SAMPLES // 2)
+
+
+@pytest.mark.parametrize(
+    "p, deaths, joins, batch, size",
+    [(2, None, {1: 2}, 20, 15), (3, None, {2: 1}, 20, 15), (3, {2: 1}, {4: 1}, 3, 20)],
+    ids=["within an epoch", "between epochs", "after a death"],
+)
+def test_batches_become_smaller_where_more_ranks_have_less_than_one(p, deaths, joins, batch, size):
+    """Batches that were set for fewer ranks, too. An epoch's record still has each sample once."""
+    x, y = one_hot()
+    trainer = gg.Trainer(
+        linear(),
+        loss="mean_squared_error",
+        strategy=gg.NoExchange(),
+        comm=gg.VirtualCluster(p, deaths=deaths, joins=joins),
+    )
+    grows = [Grows()] if deaths else []
+    history = trainer.fit(x, y, epochs=4, batch_size=batch, progress=False, callbacks=grows)
+    changes = history.settings["batch_size_changes"]
+    (step,) = (view["step"] for view in history.views if view["joined"])
+    assert trainer.batch_size == size and changes[len(grows) :] == [{"step": step, "batch_size": size}]
+    assert [record["samples"] for record in history] == [SAMPLES] * 4
+
+
 def test_ranks_that_never_come_change_nothing():
     plain, _ = trained(gg.GossipGraD(), 3, None)
     late, sees = fit(gg.GossipGraD(), 3, joins={10**6: 2})
@@ -175,5 +207,5 @@ def test_refusals():
     assert gg.VirtualCluster.from_settings(cluster.settings()) == cluster
     assert "joins" not in gg.VirtualCluster(3).settings()
     trainer = gg.Trainer(linear(), loss="mean_squared_error", comm=cluster)
-    with pytest.raises(ValueError, match="batch_size=20: the smallest shard has 15 samples"):
-        trainer.fit(x, y, batch_size=20, progress=False)
+    with pytest.raises(ValueError, match="train has 3 samples for 4 ranks; allowed: at least one a rank"):
+        trainer.fit(x[:3], y[:3], batch_size=1, progress=False)

@@ -143,6 +143,37 @@ def test_monitors_of_a_new_rank_know_the_epochs_before(respawn, tmp_path):
     assert "restore_best: the best epoch, 1, was before this fit, or before a new rank" in errors
 
 
+GROWS = """
+import json, os, signal
+import numpy as np
+import gossipgrad as gg
+
+class Grows(gg.Callback):
+    every = 1
+    def on_step(self, trainer, step):
+        if me == 1 and step == 3: os.kill(os.getpid(), signal.SIGKILL)
+        if trainer.size == 1 and trainer.batch_size < 30: trainer.set_batch_size(30)
+        trainer.stop = trainer.stop or any(view["joined"] for view in trainer.history.views)
+
+me = int(os.environ["GOSSIPGRAD_NET_RANK"])
+x = np.ones((40, 1), np.float32)
+trainer = gg.Trainer(gg.Sequential([gg.Linear(1)], input=(1,)), loss="mean_squared_error",
+                     straggler=gg.Straggler(probability=1.0, delay=0.02))
+history = trainer.fit(x, x, epochs=10**4, batch_size=2, progress=False, callbacks=[Grows()])
+changes = [json.loads(one) for one in trainer.gather(json.dumps(trainer.batch_changes).encode())]
+if trainer.rank == 0:
+    print(json.dumps({"size": trainer.size, "batch": trainer.batch_size, "changes": changes,
+                      "settings": history.settings["batch_size_changes"]}))
+"""
+
+
+def test_a_new_rank_makes_batches_smaller_that_were_set_for_fewer(tmp_path):
+    (found,), errors = survived(tmp_path, GROWS, {}, "-n", "2", "--respawn", "1")
+    assert (found["size"], found["batch"]) == (2, 20), errors
+    assert [change["batch_size"] for change in found["settings"]] == [30, 20]
+    assert found["changes"] == [found["settings"]] * 2
+
+
 def test_counts_of_the_dead_stay_where_ranks_join(respawn):
     """Rank 0 counts what rank 2 has trained, a view without deaths comes, and rank 1 counts both."""
     own = {"2": {"at": "step 6"}, "0": {"at": "joined"}}

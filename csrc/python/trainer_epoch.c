@@ -98,8 +98,9 @@ static PyObject *py_trainer_position(PyObject *self, PyObject *unused) {
     int64_t *read = PyMem_Calloc((size_t)workers, sizeof *read);
     if (read == NULL) return PyErr_NoMemory();
     gg_replica_read_by(replica, read);
-    PyObject *result = Py_BuildValue("{sLsLsLsL}", "epoch", (long long)at.epoch, "step", (long long)at.next, "steps",
-                                     (long long)gg_replica_epoch_steps(replica), "begun", (long long)at.begun);
+    PyObject *result = Py_BuildValue("{sLsLsLsLsL}", "epoch", (long long)at.epoch, "step", (long long)at.next, "steps",
+                                     (long long)gg_replica_epoch_steps(replica), "begun", (long long)at.begun,
+                                     "batch_size", (long long)gg_replica_batch_size(replica));
     result = gg_py_put(result, "done", gg_py_integers(at.done, workers));
     result = gg_py_put(result, "read", gg_py_integers(read, workers));
     result = gg_py_put(result, "divisions", list_divisions(&at));

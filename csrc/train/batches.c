@@ -285,6 +285,12 @@ int64_t gg_batches_recall(const gg_batches *b, int part, int identity, int64_t s
     return kept < division->read[rank] ? division->read[rank] - kept : 0;
 }
 
+/* At most `batch`, and no more than the smallest share: that of more ranks may be smaller. */
+static int64_t most_of(const gg_batches *b, int64_t batch) {
+    const int64_t most = b->sharding.count / b->sharding.size;
+    return most < batch && most > 0 ? most : batch;
+}
+
 gg_status gg_batches_regroup(gg_batches *b, int workers, const gg_redealt *how) {
     gg_status status = GG_OK;
     const int former = b->workers, divisions = b->divisions + 1 + how->recalls;
@@ -301,6 +307,7 @@ gg_status gg_batches_regroup(gg_batches *b, int workers, const gg_redealt *how) 
     if (how->joined) forget_parts(b);
     else GG_TRY_CLEANUP(keep_part(b, former, how));
     b->sharding.size = workers;
+    b->options.batch = most_of(b, b->options.batch);
     GG_TRY_CLEANUP(make_loader(b));
     GG_TRY_CLEANUP(gg_batches_resume(b, &(gg_position){.epoch = b->epoch,
                                                        .next = b->next,

@@ -72,7 +72,8 @@ gg_status gg_batches_check(const gg_batches *batches, int workers, int64_t batch
  * allows it. After a failure there is no data. Collective. */
 gg_status gg_batches_rebatch(gg_batches *batches, int64_t batch);
 /* Continues the epoch on the `workers` ranks that the transport has now, with the samples that no rank has read.
- * Nothing is in flight; gg_batches_check_regroup allows it. */
+ * Batches become smaller if more ranks have less than one each. Nothing is in flight; gg_batches_check_regroup allows
+ * it. */
 gg_status gg_batches_regroup(gg_batches *batches, int workers, const gg_redealt *how);
 /* Samples that a rank has read in a former part by steps from `step` of the epoch on; if there are some, recall (of
  * GG_RECALL numbers) deals them again. */

@@ -97,6 +97,8 @@ gg_position gg_replica_position(const gg_replica *replica);
 /* Samples of each training rank that the steps before the next one have read on these ranks (gg_division). */
 void gg_replica_read_by(const gg_replica *replica, int64_t *read);
 int gg_replica_workers(const gg_replica *replica); /* the first ranks, which train */
+/* Samples of a batch; a change of the view may lower it (gg_batches_regroup). 0 before there is data. */
+int64_t gg_replica_batch_size(const gg_replica *replica);
 /* Makes up to `steps` more steps of the epoch, an equal number on every rank. Allocates nothing, but for batches of a
  * size that a change of the view has brought. A device that works later may still compute the last steps on return: a
  * later call then returns their failure, which names the step. The epoch's last step and settling wait for the device.

@@ -348,6 +348,8 @@ void gg_replica_read_by(const gg_replica *r, int64_t *read) { gg_loader_read_by(
 
 int gg_replica_workers(const gg_replica *r) { return r->data.workers; }
 
+int64_t gg_replica_batch_size(const gg_replica *r) { return r->data.options.batch; }
+
 gg_status gg_replica_check_position(const gg_replica *r, const gg_position *at) {
     if (r->data.loader == NULL && at->next != 0)
         return gg_fail(GG_ERROR_ARGUMENT, "step: %lld; allowed in an epoch of 0 steps are 0 to 0", (long long)at->next);

@@ -249,7 +249,7 @@ class Replicas:
         self._times = Times()  # of the local ranks
         self.course = None if self.apoptosis is None else Course.begun(self.apoptosis)
         self.batches: Batches | None = None  # of the last fit
-        self.set_batch: int | None = None  # by set_batch_size; None: as fit was called with
+        self.set_batch: int | None = None  # by set_batch_size or new ranks; None: as fit was called with
         self.batch_changes: list[Record] = []  # in this training: {"step": ..., "batch_size": ...}
         self.fit_settings: Record = {}  # arguments of the last fit, in terms of JSON
         self.class_names: list[str] | None = None  # of the last fit's set, or the checkpoint's
@@ -333,7 +333,7 @@ class Replicas:
         if self.strategy.changes_after:
             raise ValueError("ranks that may die: not with allreduce_steps, after which all ranks change together")
         if isinstance(self.comm, cluster.VirtualCluster) and self.batches is not None:
-            self.batches.divided(self.comm.most).check(self.batches.size)
+            self.batches.divided(self.comm.most).check(1)
 
     @property
     def step(self) -> int:
@@ -342,7 +342,8 @@ class Replicas:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples a rank and step; trainer.set_batch_size changes it. None before the first fit."""
+        """Samples a rank and step; trainer.set_batch_size changes it, and new ranks may lower it. None before the first
+        fit."""
         return None if self.batches is None else self.batches.size
 
     @property
@@ -544,7 +545,7 @@ class Replicas:
             return self.fit_state.position
         counts = [one for text in self.gather(json.dumps(self.core.counts()).encode()) for one in json.loads(text)]
         at = self.core.position()
-        at |= {"left": at["steps"] - at["step"], "batch_size": self.batches.size, "paused_at": self.fit_state.paused_at}
+        at |= {"left": at["steps"] - at["step"], "paused_at": self.fit_state.paused_at}
         return at | {"counts": counts}
 
     def go_on(self, position: Record) -> int:
@@ -662,10 +663,21 @@ class Replicas:
         """Adapt to these ranks, by their first numbers, which the core has gone on with."""
         if self.virtual:
             self._times.keep(self.members, ranks)
-        if self.batches is not None:
-            self.batches.divide(self.workers)
         self.members = list(ranks)
         self.history.ranks = self.size
+        if self.batches is not None:
+            self.batches.divide(self.workers)
+            size = int(self.core.position()["batch_size"])
+            if size != self.batches.size:
+                self.rebatch(size)
+                self.say(f"step {self.step}: batches of {size} samples from here on, the smallest share of a rank")
+
+    def rebatch(self, size: int) -> None:
+        """Note that the core's batches have another size from here on."""
+        assert self.batches is not None
+        self.set_batch = self.batches.size = size
+        self.batch_changes.append({"step": self.step, "batch_size": size})
+        self.history.settings = self.settings()
 
     def _time_by_rank(self) -> list[Record]:
         """The history's time_by_rank. Collective."""
