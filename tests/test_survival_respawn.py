@@ -9,16 +9,18 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from conftest import run_group
 from survival_runs import survived
 from test_net import RUN
 
+import gossipgrad as gg
 from gossipgrad import cluster
 from gossipgrad.launch import agreement, failure, origin
 
 SCRIPT = """
-import json, os, signal, sys
+import json, os, shutil, signal, sys
 import numpy as np
 import gossipgrad as gg
 
@@ -46,7 +48,9 @@ class Dies(gg.Callback):
     every = 1
     epochs = []
     def _at(self, place):
-        if mine.get("at") == place: os.kill(os.getpid(), signal.SIGKILL)
+        if mine.get("at") != place: return
+        if "removes" in mine: shutil.rmtree(mine["removes"])
+        os.kill(os.getpid(), signal.SIGKILL)
     def on_step(self, trainer, step):
         trainer.stop = trainer.stop or step >= case.get("stop", step + 1)
         self._at(f"step {step}")
@@ -62,7 +66,7 @@ class Dies(gg.Callback):
         if change["joined"]: self._at("joined")
 
 history = trainer.fit(x, y, validation=(x[:50], y[:50]), epochs=case.get("epochs", 2), batch_size=2, progress=False,
-                      callbacks=[Dies(), *eval(case.get("callbacks", "[]"))])
+                      resume=case.get("resume"), callbacks=[Dies(), *eval(case.get("callbacks", "[]"))])
 rows = [np.frombuffer(one, np.float32) for one in trainer.gather((own() != base).astype(np.float32).tobytes())]
 seen = trainer.gather(json.dumps(Dies.epochs).encode())
 if trainer.rank == 0:
@@ -172,6 +176,27 @@ def test_a_new_rank_makes_batches_smaller_that_were_set_for_fewer(tmp_path):
     assert (found["size"], found["batch"]) == (2, 20), errors
     assert [change["batch_size"] for change in found["settings"]] == [30, 20]
     assert found["changes"] == [found["settings"]] * 2
+
+
+@pytest.mark.core(1)
+@pytest.mark.parametrize("ranks", [1, 2])  # that have saved
+def test_a_new_rank_resumes_without_the_ranks_files(ranks, respawn, tmp_path):
+    """It has none of its own, and a save of the others may remove those of another one."""
+    saved = str(tmp_path / "run.safetensors")
+    trainer = gg.Trainer(
+        gg.Sequential([gg.Linear(1, bias=False)], input=(600,)),
+        loss="mean_squared_error",
+        optimizer=gg.SGD(lr=0.1),
+        strategy=gg.NoExchange(),
+        comm=None if ranks == 1 else gg.VirtualCluster(ranks),
+    )
+    x, y = np.eye(600, dtype=np.float32), np.ones((600, 1), np.float32)
+    trainer.fit(x, y, epochs=1, batch_size=2, progress=False)
+    trainer.save(saved)
+    own = {"1": {"at": f"step {trainer.step + 4}", "removes": saved + ".state"}}
+    found, joined, errors = respawn(2, {"own": own, "resume": saved}, 1)
+    assert [line["joined"] for line in joined] == [2] and found["members"] == [0, 2], errors
+    assert found["samples"] == [600, 600]
 
 
 def test_counts_of_the_dead_stay_where_ranks_join(respawn):

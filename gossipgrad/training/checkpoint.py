@@ -255,7 +255,8 @@ class Saved:
 def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
     """Continue from a checkpoint of the same network. Units that have left stay away.
 
-    On another number of ranks all begin with the result of arenas.of_other_ranks.
+    On another number of ranks all begin with the result of arenas.of_other_ranks. A newcomer gets its state from its
+    donor; it reads `path` alone, because a save of the others may remove the ranks' files meanwhile.
 
     Moments belong to one kind of optimiser. From a checkpoint of another kind they begin at zero, and Adam counts its
     updates from here. A residue stays under other options of compression, too, if all of it will still be sent.
@@ -284,7 +285,9 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
             residues.add(RESIDUE in checked)
             return checked | ({CARRIED: part[CARRIED]} if CARRIED in part else {})
 
-        if saved.ranks == replicas.size:
+        if team.newcomer:
+            parts = [{"weight": consensus}]
+        elif saved.ranks == replicas.size:
             parts = [part_of(rank) for rank in range(team.rank, team.rank + team.local)]
         else:
             trained, kinds = map(part_of, range(saved.workers)), replicas.core.exchange.arenas()
