@@ -58,13 +58,21 @@ def errors(one):
     return {path.name: path.read_text() for path in one.folder.glob("*.err")}
 
 
+def printed(one):
+    text = "".join(path.read_text() for path in sorted(one.folder.glob("agent*.out")))
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
 def told(one):
     """What rank 0 printed last, and the newcomers that have joined."""
-    text = "".join(path.read_text() for path in sorted(one.folder.glob("agent*.out")))
-    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    ends = [line for line in lines if "size" in line]
+    ends = [line for line in printed(one) if "size" in line]
     assert len(ends) == 1, errors(one)
-    return ends[0], sorted(line["joined"] for line in lines if "joined" in line)
+    return ends[0], sorted(line["joined"] for line in printed(one) if "joined" in line)
+
+
+def here(one):
+    """The ranks of its host of which each newcomer was told."""
+    return {line["joined"]: line["here"] for line in printed(one) if "joined" in line}
 
 
 def wait_all(one, *processes, codes=None):
@@ -83,6 +91,7 @@ def test_a_new_rank_joins_on_the_host_of_a_dead_one(strategy, job):
     found, joined = told(one)
     assert joined == [4] and found["members"] == [0, 1, 2, 4] and names(found["views"], "joined") == [4]
     assert strategy != "gg.NoExchange()" or set(found["counts"]) == {1}
+    assert here(one) == {4: 2}
     assert "rank 4 (new) joins in step" in one.said("agent1") and "rank 4 (new)" not in one.said("agent0")
     assert "rank 3 died: 3 ranks go on" in one.said("coordinator")
     assert "rank 4 (new) joins in step" in one.said("coordinator")
@@ -180,7 +189,7 @@ def test_a_host_joins(job):
     first.wait()
     wait_all(one, *agents, one.coordinate("second"))
     found, joined = told(one)
-    assert joined == [4, 5] and found["members"] == [0, 1, 2, 3, 4, 5]
+    assert joined == [4, 5] and found["members"] == [0, 1, 2, 3, 4, 5] and here(one) == {4: 2, 5: 2}
     assert "node 2 joins" in one.said("coordinator")
 
 

@@ -61,7 +61,9 @@ class Dies(gg.Callback):
         now = own()  # collective: the view may change again
         if me in change["joined"]:
             base = now
-            print(json.dumps({"joined": me, "rank": trainer.rank, "views": len(trainer.history.views)}), flush=True)
+            here = int(os.environ["GOSSIPGRAD_NET_LOCAL_SIZE"])
+            views = len(trainer.history.views)
+            print(json.dumps({"joined": me, "rank": trainer.rank, "views": views, "here": here}), flush=True)
         self._at("view")
         if change["joined"]: self._at("joined")
 

@@ -52,6 +52,7 @@ class Agent(Job):
         if self.joining:
             self._enter(arguments)
         super().__init__(arguments)
+        self.here = self.joining or self.here
         self.node: int = arguments.node
         self.lease, self.grace = float(arguments.lease), float(arguments.grace)
         self.beat = self.lease / _BEATS

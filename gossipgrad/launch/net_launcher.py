@@ -197,6 +197,7 @@ class Job:
         self.keeper: Any = None
         self.joined: set[int] = set()  # newcomers
         self.places: dict[int, int] = {}  # rank: its place among those here, whose CPUs it has
+        self.here = len(self.ranks)  # places; a new rank has that of a dead one
         if arguments.survive:
             self.views = os.memfd_create("gossipgrad-views")
             self.keeper = self.keep(min(arguments.survive, self.size))
@@ -250,7 +251,7 @@ class Job:
         own["heap_bytes"] = _heap_bytes(here)
         environ = {**os.environ, VARIABLE: json.dumps({**self.facts, **own, **facts})}
         environ |= {"GOSSIPGRAD_NET_RANK": str(rank), "GOSSIPGRAD_NET_SIZE": str(self.size)}
-        environ |= {"GOSSIPGRAD_NET_LOCAL_RANK": str(place), "GOSSIPGRAD_NET_LOCAL_SIZE": str(len(self.ranks))}
+        environ |= {"GOSSIPGRAD_NET_LOCAL_RANK": str(place), "GOSSIPGRAD_NET_LOCAL_SIZE": str(self.here)}
 
         def prepare() -> None:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
