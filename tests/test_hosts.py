@@ -282,6 +282,17 @@ def test_too_few_ranks_end_all_hosts(job):
     assert "rank 0 died: all end" in one.said("coordinator")
 
 
+def test_another_secret_ends_a_command(job):
+    one = job()
+    one.coordinate()
+    one.env[lines.SECRET] = "another secret of a job"
+    commands = {"agent0": one.agent(0), "agent9": one.join()}
+    for name, command in commands.items():
+        assert command.wait(60) == 2
+        said = f"the coordinator at 127.0.0.1:{one.port}: GOSSIPGRAD_SECRET differs from the job's; allowed: one secret"
+        assert said in one.said(name) and "dropped its connection" not in one.said(name)
+
+
 # ---- in one process
 
 

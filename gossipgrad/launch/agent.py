@@ -23,7 +23,17 @@ import socket
 import time
 from typing import Any
 
-from gossipgrad.launch.lines import MALFORMED, SECRET, DroppedError, Line, Message, address, job_secret, say
+from gossipgrad.launch.lines import (
+    MALFORMED,
+    SECRET,
+    DroppedError,
+    Line,
+    Message,
+    SecretError,
+    address,
+    job_secret,
+    say,
+)
 from gossipgrad.launch.net_launcher import SAVED, Job, how, job_code, listen
 
 _BEATS = 5  # a lease
@@ -31,6 +41,7 @@ _TO_SAVE = 30.0  # seconds for ranks that save when there is no coordinator
 _TO_RETRY = 0.5
 _TO_ENTER = 10.0  # seconds for the coordinator's answer to a node that joins
 _TO_SAY = 2.0  # max seconds until the coordinator has heard the last words
+_OTHER_SECRET = f"{SECRET} differs from the job's; allowed: one secret on all hosts"
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -117,8 +128,10 @@ class Agent(Job):
                 select.select([one], [], [], 0.1)
                 line.flush()
                 heard = line.receive()
+        except SecretError:
+            raise ConnectionError(f"join: the coordinator at {where}: {_OTHER_SECRET}") from None
         except (*MALFORMED, OSError, EOFError) as error:
-            raise ConnectionError(f"join: the coordinator at {where} has closed the connection: {error}") from None
+            raise ConnectionError(f"join: no answer of the coordinator at {where}: {error}") from None
         if not heard:
             raise ConnectionError(f"join: the coordinator at {where} has not answered for {_TO_ENTER:g} s")
         return line, heard[0], heard[1:]
@@ -289,6 +302,10 @@ class Agent(Job):
         except OSError:
             self._close()
         except MALFORMED as error:
+            if isinstance(error, SecretError) and self.begun is None:
+                say(f"node {self.node}: the coordinator at {self.arguments.coordinator}: {_OTHER_SECRET}")
+                self._kill(2)
+                return
             said = str(error) if isinstance(error, DroppedError) else repr(error)
             say(f"node {self.node} dropped its connection to {self.arguments.coordinator}: {said}")
             self._close()

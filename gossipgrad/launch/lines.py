@@ -51,6 +51,10 @@ class DroppedError(Exception):
     """The other side does not follow the protocol; the text says why."""
 
 
+class SecretError(DroppedError):
+    """The two sides have different secrets."""
+
+
 def job_secret() -> bytes:
     """The job's secret, from the environment. ValueError: there is none, or too short a one."""
     text = os.environ.get(SECRET, "")
@@ -163,7 +167,7 @@ class Line:
         proof = message.get("proof")
         wanted = self._proof(not self.listens)
         if not isinstance(proof, str) or not hmac.compare_digest(proof.encode(), wanted.encode()):
-            raise DroppedError("it does not know this job's secret")
+            raise SecretError("it does not know this job's secret")
         self.proven = True
         self.out += b"".join(self.queue)
         self.queue = []
