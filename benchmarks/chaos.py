@@ -257,7 +257,7 @@ class Job:
     def end(self) -> list[str]:
         """All ranks that train end by themselves; what has gone wrong."""
         codes = [ended(one) for one in self.commands]
-        return [] if 0 in codes else [f"exit codes {codes}\n{self.said()}"]
+        return [] if 0 in codes and None not in codes else [f"exit codes {codes}\n{self.said()}"]
 
     def run(self, faults: Callable[[Job, float], list[Fault]]) -> Run:
         """`faults(job, begin)` returns when the time is over."""
@@ -480,10 +480,10 @@ class Chaos:
 # ---- audit
 
 
-def audit(found: Run, ranks: int, hosts: bool = False) -> tuple[int, int]:
+def audit(found: Run, ranks: int) -> tuple[int, int]:
     """Adds what is wrong with the samples of the whole epochs to the problems; (those that the records have too many,
     those trained again)."""
-    hosts_die = hosts and any(fault.kind in ("agent", "cut") for fault in found.faults)
+    hosts_die = any(fault.kind in ("agent", "cut") for fault in found.faults)
     views = found.views().values()
     records = {one["epoch"]: one["samples"] for rank in found.ranks for one in rank.of("epoch")}
     steps = dict.fromkeys(records, 0)
@@ -500,8 +500,8 @@ def audit(found: Run, ranks: int, hosts: bool = False) -> tuple[int, int]:
         most = SAMPLES + len(changes) * (ranks - 1)
         # Nobody knows how many steps a rank has made whose agent has died as well: all up to the change, at most.
         untold = BATCH * sum(one["step"] - 1 - last for one in changes for last in one["last_steps"]) * hosts_die
-        # The record lacks the samples of a host whose ranks have all died.
-        if record > most or (record < SAMPLES and not (hosts and unwritten)):
+        # The record may lack samples that a host had not told before it died whole.
+        if record > most or (record < SAMPLES and not (hosts_die and unwritten)):
             found.problems.append(f"epoch {epoch}: {record} samples of {SAMPLES} in the record")
         if not SAMPLES - unwritten <= steps[epoch] - again <= most + untold:
             found.problems.append(f"epoch {epoch}: {steps[epoch]} samples of {SAMPLES} in steps, {again} trained again")
@@ -717,7 +717,7 @@ def main() -> None:
     if not set(arguments.kinds) <= set(possible):
         parser.error(f"--kinds: allowed with --nodes {arguments.nodes}: {', '.join(possible)}")
     found, quiet = with_reference(arguments)
-    more, again = audit(found, arguments.ranks, arguments.nodes > 1)
+    more, again = audit(found, arguments.ranks)
     rates = rates_of(arguments, found, quiet)
     share = found.trained() / of_living(found, rates)
     numbers = {kind: sum(one.kind == kind for one in found.faults) for kind in arguments.kinds}

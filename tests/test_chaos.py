@@ -58,21 +58,23 @@ def test_what_ranks_wrote_down(chaos, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("size", "record", "hosts", "error"),
+    ("size", "record", "kind", "error"),
     [
-        (160, 161, False, None),  # 180 in steps, 20 of them trained again
-        (176, 176, False, None),  # the last step of the dead rank is not written down
-        (160, 159, False, "epoch 1: 159 samples of 160 in the record"),
-        (160, 159, True, None),  # a host died whole
-        (160, 162, False, "epoch 1: 162 samples of 160 in the record"),
-        (177, 177, False, "epoch 1: 180 samples of 177 in steps, 20 trained again"),
-        (158, 158, False, "epoch 1: 180 samples of 158 in steps, 20 trained again"),
+        (160, 161, "kill", None),  # 180 in steps, 20 of them trained again
+        (176, 176, "kill", None),  # the last step of the dead rank is not written down
+        (160, 159, "kill", "epoch 1: 159 samples of 160 in the record"),
+        (160, 159, "coordinator", "epoch 1: 159 samples of 160 in the record"),
+        (160, 159, "agent", None),  # a host died whole
+        (160, 162, "kill", "epoch 1: 162 samples of 160 in the record"),
+        (177, 177, "kill", "epoch 1: 180 samples of 177 in steps, 20 trained again"),
+        (158, 158, "kill", "epoch 1: 180 samples of 158 in steps, 20 trained again"),
     ],
 )
-def test_each_sample_counts_once(size, record, hosts, error, chaos, monkeypatch):
+def test_each_sample_counts_once(size, record, kind, error, chaos, monkeypatch):
     monkeypatch.setattr(chaos, "SAMPLES", size)
     one = found(chaos, record)
-    assert chaos.audit(one, 2, hosts) == (max(record - size, 0), 20)
+    one.faults[0].kind = kind
+    assert chaos.audit(one, 2) == (max(record - size, 0), 20)
     assert one.problems == ([error] if error else [])
 
 
@@ -82,8 +84,20 @@ def test_a_dead_host_may_have_made_more_steps_than_it_has_told(kind, size, wrong
     monkeypatch.setattr(chaos, "SAMPLES", size)
     one = found(chaos, size)
     one.faults[0].kind = kind
-    chaos.audit(one, 2, True)
+    chaos.audit(one, 2)
     assert one.problems == [f"epoch 1: 180 samples of {size} in steps, 20 trained again"] * wrong
+
+
+@pytest.mark.parametrize(
+    ("codes", "wrong"), [([0], False), ([0, -9, 2], False), ([1, -9], True), ([None], True), ([0, None], True)]
+)
+def test_a_command_that_did_not_end_is_a_problem(codes, wrong, chaos, monkeypatch, tmp_path):
+    monkeypatch.setattr(chaos.tempfile, "mkdtemp", lambda: str(tmp_path))
+    monkeypatch.setattr(chaos, "ended", lambda code: code)
+    (tmp_path / "errors").touch()
+    job = chaos.Job(2, 0.0, [])
+    job.commands = codes
+    assert job.end() == [f"exit codes {codes}\n"] * wrong
 
 
 @pytest.mark.parametrize(("living", "spared"), [(2, True), (3, False)])
