@@ -169,6 +169,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_others_go_on(job):
     assert "node 1 (ranks 2 to 3) is dead" in one.said("coordinator")
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("step", [10, 60])  # before the first copy of the ledgers, mostly, and after one
 def test_the_record_has_the_samples_of_a_dead_host(step, job):
     one = job(deaths=[{"rank": 2, "at": f"step {step}", "how": "host"}], epochs=1, delay=0.05)
@@ -253,6 +254,7 @@ def test_after_the_grace_ranks_save_and_end(job, tmp_path):
     assert "no coordinator for 0.3 s" in one.said("agent0")
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_deaths_of_a_rank_and_the_coordinator_lose_no_sample(seed, job):
     """Without an exchange nothing of a dead rank counts: the survivors train on each sample exactly once."""

@@ -163,6 +163,7 @@ def test_a_random_death_loses_no_sample(seed, survive):
     assert set(found["counts"]) == {1}
 
 
+@pytest.mark.core(3)  # three strategies
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "strategy",
@@ -184,6 +185,7 @@ def test_random_deaths_by_strategy(strategy, seed, survive):
     check(found, ranks, dead)
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_deaths_on_several_nodes(seed, survive):
     """Ranks of other nodes are reached by sockets, which end before the view tells of the death."""
@@ -193,6 +195,7 @@ def test_random_deaths_on_several_nodes(seed, survive):
     check(found, 4, [one["rank"] for one in deaths])
 
 
+@pytest.mark.core(2)  # one of each form
 @pytest.mark.parametrize("seed", range(6))
 def test_sums_of_gradients(seed, survive):
     """Replicas stay bit-equal, and a step counts for all ranks or for none: no sample is lost, none counts twice."""
