@@ -15,7 +15,7 @@ from survival_runs import survived
 from test_net import HEAD, RUN
 from test_survival_allreduce import check_once
 
-from gossipgrad.launch import net_launcher, start
+from gossipgrad.launch import lines, net_launcher, start
 
 SCRIPT = """
 import json, os, signal, subprocess, sys, threading, time
@@ -99,8 +99,8 @@ def survive(tmp_path):
     """survive(ranks, case, *options) -> (what rank 0 printed, stderr); the exit code must be 0."""
 
     def run(ranks, case, *options, code=0):
-        lines, errors = survived(tmp_path, SCRIPT, case, "-n", str(ranks), *options, code=code)
-        return (lines[-1] if lines else None), errors
+        found, errors = survived(tmp_path, SCRIPT, case, "-n", str(ranks), *options, code=code)
+        return (found[-1] if found else None), errors
 
     return run
 
@@ -314,10 +314,21 @@ def test_an_error_of_all_ranks_ends_all(survive):
     assert found is None and "needs all ranks" in errors and "go on" not in errors
 
 
+HOSTS = ["--coordinator", "a:1", "--nodes", "2", "--node", "0"]
+
+
+@pytest.mark.core(10)
 @pytest.mark.parametrize(
     ("words", "text"),
     [
+        (["--transport", "mpi", "--survive"], "--survive with --transport mpi"),
         (["--stopped", "3"], "--stopped without --survive"),
+        (["--respawn", "1"], "--respawn without --survive"),
+        (
+            ["--survive", "--nodes", "2", "--respawn", "1"],
+            "--respawn with --nodes 2; allowed: --nodes 1, --coordinator",
+        ),
+        (["--survive", *HOSTS, "--respawn", "5000"], "--respawn is '5000'; allowed: 1 to 4094"),
         (["--survive", "--node", "0"], "--node without --coordinator; allowed: with it"),
         (["--coordinator", "a:1"], "--coordinator without --survive; allowed: with it"),
         (["--survive", "--coordinator", "a"], "--coordinator is 'a'; allowed: HOST:PORT"),
@@ -325,11 +336,7 @@ def test_an_error_of_all_ranks_ends_all(survive):
         (["--survive", "--stopped", "nan"], "--stopped is 'nan'; allowed: more than 0, at most 86400 seconds"),
     ],
 )
-def test_wrong_options_are_named(words, text):
+def test_wrong_options_are_named(words, text, monkeypatch):
+    monkeypatch.setenv(lines.SECRET, "0" * 64 if "--nodes" in words else "")
     with pytest.raises(start.LaunchError, match=re.escape(text)):
         start.plan(["-n", "2", "--transport", "net", *words, "train"])
-
-
-def test_options_are_refused():
-    done = run_group([*RUN[:-2], "--survive", "-n", "2", "train"], 60, env=dict(os.environ))
-    assert done.returncode == 2 and "--survive with --transport mpi" in done.stderr

@@ -210,11 +210,6 @@ def test_an_end_without_close_is_no_death(survive):
     assert "on\n" not in errors and "all end" not in errors
 
 
-def test_an_error_of_all_ranks_ends_all(survive):
-    found, errors = survive(EXCHANGE, 2, {"deaths": [], "strategy": "gg.AllReduce()"}, code=1)
-    assert found is None and "needs all ranks" in errors and "on\n" not in errors
-
-
 def test_an_error_that_all_raise_together_ends_all(survive):
     found, errors = survive(EXCHANGE, 2, {"deaths": [], "all": 5}, code=1)
     assert found is None and "'w' has shape" in errors and "on\n" not in errors
