@@ -71,7 +71,6 @@ class Job:
         (folder / "script.py").write_text(script)
         self.env = {**os.environ, "CASE": json.dumps(case), "OMP_NUM_THREADS": "1", lines.SECRET: KEY}
         self.processes = {}
-        self.agents = []
         self.relays = []
 
     def start(self, name, command, **env):
@@ -84,22 +83,21 @@ class Job:
     def coordinate(self, name="coordinator"):
         return self.start(name, [sys.executable, "-m", "gossipgrad", "coordinator", f"127.0.0.1:{self.port}"])
 
-    def agent(self, node, ranks=4, nodes=2, lease="6", grace="60", least="1", port=None, respawn=0):
-        folder = self.folder / f"job{node}"
-        folder.mkdir()
-        words = [sys.executable, "-I", net_launcher.__file__, "-n", str(ranks), "--nodes", str(nodes)]
-        words += ["--survive", least, "--coordinator", f"127.0.0.1:{port or self.port}", "--node", str(node)]
-        words += ["--lease", lease, "--grace", grace] + (["--respawn", str(respawn)] if respawn else [])
-        words += [str(folder), sys.executable, str(self.folder / "script.py")]
-        self.agents.append(self.start(f"agent{node}", words))
-        return self.agents[-1]
-
-    def join(self, ranks=1, name="agent9", grace="60"):
+    def launch(self, name, ranks, *options, port=None):
+        """Starts an agent, with the script for its ranks."""
         folder = self.folder / f"job-{name}"
         folder.mkdir()
-        words = [sys.executable, "-I", net_launcher.__file__, "-n", str(ranks), "--join", "--survive", "1"]
-        words += ["--coordinator", f"127.0.0.1:{self.port}", "--grace", grace, str(folder)]
-        return self.start(name, [*words, sys.executable, str(self.folder / "script.py")])
+        words = ["-n", ranks, "--coordinator", f"127.0.0.1:{port or self.port}", *options, folder]
+        command = [sys.executable, "-I", net_launcher.__file__, *words, sys.executable, self.folder / "script.py"]
+        return self.start(name, [str(word) for word in command])
+
+    def agent(self, node, lease=6, grace=60, least=1, port=None, respawn=0):
+        """Starts one of two nodes, which have 4 ranks together."""
+        options = ["--nodes", 2, "--node", node, "--survive", least, "--respawn", respawn]
+        return self.launch(f"agent{node}", 4, *options, "--lease", lease, "--grace", grace, port=port)
+
+    def join(self, ranks=1, name="agent9", grace=60):
+        return self.launch(name, ranks, "--join", "--survive", 1, "--grace", grace)
 
     def relay(self):
         self.relays.append(Relay(self.port))
@@ -108,15 +106,27 @@ class Job:
     def said(self, name):
         return (self.folder / f"{name}.err").read_text()
 
+    def errors(self):
+        return {path.name: path.read_text() for path in self.folder.glob("*.err")}
+
+    def live(self, *ranks):
+        """True if a process of these ranks, which have begun to train, still lives."""
+        return any(is_alive((self.folder / f"began{rank}.pid").read_text()) for rank in ranks)
+
     def trains(self):
         """All ranks are in fit: their first epoch has begun."""
         return all((self.folder / f"began{rank}").exists() for rank in range(4))
 
-    def result(self):
+    def lines(self):
+        """What ranks have printed as JSON."""
         text = "".join(path.read_text() for path in sorted(self.folder.glob("agent*.out")))
-        found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-        assert len(found) == 1, {path.name: path.read_text() for path in self.folder.glob("*.err")}
-        return found[0]
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+    def result(self):
+        """What rank 0 has printed at its end."""
+        ends = [line for line in self.lines() if "size" in line]
+        assert len(ends) == 1, self.errors()
+        return ends[0]
 
     def end(self):
         for one in self.relays:
@@ -141,10 +151,6 @@ def job(tmp_path):
         one.end()
 
 
-def children(process):
-    return [int(word) for word in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()]
-
-
 def test_a_rank_dies_and_all_hosts_go_on(job):
     one = job(deaths=[{"rank": 3, "at": "step 9"}], epochs=2, delay=0.001)
     coordinator_ = one.coordinate()
@@ -155,27 +161,18 @@ def test_a_rank_dies_and_all_hosts_go_on(job):
     assert "rank 3 died: 3 ranks go on" in one.said("coordinator")
 
 
-def test_a_killed_agent_takes_its_ranks_along_and_the_others_go_on(job):
-    one = job()
-    coordinator_ = one.coordinate()
-    agents = [one.agent(node) for node in (0, 1)]
-    wait_for(one.trains)
-    ranks = children(agents[1])
-    assert len(ranks) == 2
-    agents[1].kill()
-    wait_for(lambda: not any(is_alive(rank) for rank in ranks))
-    assert agents[0].wait(60) == 0 and coordinator_.wait(60) == 0, one.said("agent0")
-    check(one.result(), 4, [2, 3], epochs=3)
-    assert "node 1 (ranks 2 to 3) is dead" in one.said("coordinator")
-
-
 @pytest.mark.core(1)
 @pytest.mark.parametrize("step", [10, 60])  # before the first copy of the ledgers, mostly, and after one
-def test_the_record_has_the_samples_of_a_dead_host(step, job):
+def test_a_killed_agent_takes_its_ranks_along_and_the_record_has_their_samples(step, job):
+    """Rank 2 kills its agent, and would then sleep."""
     one = job(deaths=[{"rank": 2, "at": f"step {step}", "how": "host"}], epochs=1, delay=0.05)
     coordinator_ = one.coordinate()
     agents = [one.agent(node) for node in (0, 1)]
-    assert [process.wait(60) for process in (*agents, coordinator_)] == [0, -9, 0], one.said("agent0")
+    assert agents[1].wait(60) == -signal.SIGKILL, one.said("agent1")
+    wait_for(lambda: not one.live(2, 3))
+    assert "is dead" not in one.said("coordinator")  # nor have the others told them to end
+    assert agents[0].wait(60) == 0 and coordinator_.wait(60) == 0, one.said("agent0")
+    assert "node 1 (ranks 2 to 3) is dead" in one.said("coordinator")
     found = one.result()
     check(found, 4, [2, 3], epochs=1)
     assert found["loss"] == pytest.approx(1.0, abs=0.05)  # that of a sample which is trained on for the first time
@@ -185,7 +182,7 @@ def test_a_node_that_is_told_to_end_leaves_the_others_alone(job):
     """The coordinator asks whether the others train: no agent has told so since it began, with beats this far apart."""
     one = job(epochs=2)
     coordinator_ = one.coordinate()
-    agents = [one.agent(node, lease="60") for node in (0, 1)]
+    agents = [one.agent(node, lease=60) for node in (0, 1)]
     wait_for(one.trains)
     agents[1].terminate()
     assert agents[1].wait(60) == 143 and agents[0].wait(60) == 0 and coordinator_.wait(60) == 0
@@ -196,12 +193,11 @@ def test_a_cut_node_has_killed_its_ranks_before_the_others_go_on(job):
     one = job(epochs=8)
     coordinator_ = one.coordinate()
     relay = one.relay()
-    agents = [one.agent(0, lease="2"), one.agent(1, lease="2", port=relay.port)]
+    agents = [one.agent(0, lease=2), one.agent(1, lease=2, port=relay.port)]
     wait_for(one.trains)
-    ranks = children(agents[1])
     begin = time.monotonic()
     relay.cut.set()
-    wait_for(lambda: not any(is_alive(rank) for rank in ranks))
+    wait_for(lambda: not one.live(2, 3))
     killed = time.monotonic()
     assert "is dead" not in one.said("coordinator")
     wait_for(lambda: "is dead" in one.said("coordinator"))
@@ -231,7 +227,7 @@ def test_the_coordinator_dies_and_comes_back(job):
 def test_without_a_coordinator_all_train_to_the_end(job):
     one = job(epochs=2, delay=0.01)
     first = one.coordinate()
-    agents = [one.agent(node, grace="1000") for node in (0, 1)]
+    agents = [one.agent(node, grace=1000) for node in (0, 1)]
     wait_for(one.trains)
     first.kill()
     first.wait()
@@ -245,12 +241,11 @@ def test_after_the_grace_ranks_save_and_end(job, tmp_path):
     saved = tmp_path / "run.safetensors"
     one = job(checkpoint=str(saved), saves=True, epochs=1000)
     first = one.coordinate()
-    agents = [one.agent(node, grace="0.3") for node in (0, 1)]
+    agents = [one.agent(node, grace=0.3) for node in (0, 1)]
     wait_for(one.trains)
-    ranks = [rank for process in agents for rank in children(process)]
     first.kill()
     assert [process.wait(60) for process in agents] == [75, 75], one.said("agent0")
-    assert saved.exists() and not any(is_alive(rank) for rank in ranks)
+    assert saved.exists() and not one.live(0, 1, 2, 3)
     assert "no coordinator for 0.3 s" in one.said("agent0")
 
 
@@ -279,7 +274,7 @@ def test_deaths_of_a_rank_and_the_coordinator_lose_no_sample(seed, job):
 def test_too_few_ranks_end_all_hosts(job):
     one = job(deaths=[{"rank": 0, "at": "step 9"}])
     coordinator_ = one.coordinate()
-    agents = [one.agent(node, least="4") for node in (0, 1)]
+    agents = [one.agent(node, least=4) for node in (0, 1)]
     assert [process.wait(60) for process in (*agents, coordinator_)] == [137] * 3
     assert "rank 0 died: all end" in one.said("coordinator")
 

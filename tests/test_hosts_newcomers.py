@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -54,30 +53,19 @@ def job(tmp_path):
         one.end()
 
 
-def errors(one):
-    return {path.name: path.read_text() for path in one.folder.glob("*.err")}
-
-
-def printed(one):
-    text = "".join(path.read_text() for path in sorted(one.folder.glob("agent*.out")))
-    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-
-
 def told(one):
     """What rank 0 printed last, and the newcomers that have joined."""
-    ends = [line for line in printed(one) if "size" in line]
-    assert len(ends) == 1, errors(one)
-    return ends[0], sorted(line["joined"] for line in printed(one) if "joined" in line)
+    return one.result(), sorted(line["joined"] for line in one.lines() if "joined" in line)
 
 
 def here(one):
     """The ranks of its host of which each newcomer was told."""
-    return {line["joined"]: line["here"] for line in printed(one) if "joined" in line}
+    return {line["joined"]: line["here"] for line in one.lines() if "joined" in line}
 
 
 def wait_all(one, *processes, codes=None):
     found = [process.wait(90) for process in processes]
-    assert found == (codes or [0] * len(found)), errors(one)
+    assert found == (codes or [0] * len(found)), one.errors()
 
 
 @pytest.mark.core(1)
@@ -171,7 +159,7 @@ def test_random_deaths_of_a_rank_and_the_coordinator(seed, job):
         coordinators[-1].wait()
         coordinators.append(one.coordinate(f"next{number}"))
     wait_all(one, *agents, coordinators[-1])
-    assert set(told(one)[0]["counts"]) == {1}, errors(one)
+    assert set(one.result()["counts"]) == {1}, one.errors()
 
 
 # ---- hosts that join
@@ -197,7 +185,7 @@ def test_a_host_joins(job):
 def test_a_host_whose_agent_was_killed_comes_back(job):
     one = job(epochs=3, samples=1200)
     coordinator_ = one.coordinate()
-    agents = [one.agent(node, respawn=2, lease="2") for node in (0, 1)]
+    agents = [one.agent(node, respawn=2, lease=2) for node in (0, 1)]
     wait_for(one.trains)
     agents[1].kill()
     back = one.join(2)
@@ -209,7 +197,7 @@ def test_a_host_whose_agent_was_killed_comes_back(job):
 
 def test_a_host_without_a_coordinator_does_not_wait_for_ever(job):
     one = job()
-    wait_all(one, one.join(1, grace="0.1"), codes=[2])
+    wait_all(one, one.join(1, grace=0.1), codes=[2])
     assert "join: waits for the coordinator at" in one.said("agent9") and "nobody listens there" in one.said("agent9")
 
 
@@ -226,7 +214,7 @@ def test_new_ranks_that_cannot_join_end_and_the_others_go_on(job):
     wait_all(one, one.join(1, "agent8"), codes=[2])
     assert "the job takes no more new ranks; allowed: 1 in all (--respawn)" in one.said("agent8")
     wait_all(one, *agents, coordinator_)
-    assert told(one)[0]["members"] == [0, 1, 2, 3]
+    assert one.result()["members"] == [0, 1, 2, 3]
 
 
 @pytest.mark.full
@@ -240,7 +228,7 @@ def test_a_join_that_is_interrupted_leaves_the_others_alone(job):
     late.send_signal(signal.SIGINT)
     wait_all(one, late, codes=[130])
     wait_all(one, *agents, coordinator_)
-    assert told(one)[0]["members"] == [0, 1, 2, 3]
+    assert one.result()["members"] == [0, 1, 2, 3]
 
 
 @pytest.mark.full
@@ -254,7 +242,7 @@ def test_a_new_rank_that_ends_by_itself_is_not_replaced(job):
     assert late.wait(90) not in (0, None)
     wait_all(one, *agents, coordinator_)
     assert "lr is 0.3 here, 0.1 in the group" in one.said("agent9") and "rank 5" not in one.said("agent9")
-    assert told(one)[0]["members"] == [0, 1, 2, 3]
+    assert one.result()["members"] == [0, 1, 2, 3]
 
 
 # ---- in one process

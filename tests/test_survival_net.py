@@ -18,7 +18,7 @@ from test_survival_allreduce import check_once
 from gossipgrad.launch import lines, net_launcher, start
 
 SCRIPT = """
-import json, os, signal, subprocess, sys, threading, time
+import json, os, pathlib, signal, subprocess, sys, threading, time
 import numpy as np
 import gossipgrad as gg
 
@@ -28,6 +28,7 @@ x, y = np.eye(samples, dtype=np.float32), np.ones((samples, 1), np.float32)
 net = gg.Sequential([gg.Linear(1, bias=False)], input=(samples,))
 net.load_weights({name: np.zeros_like(value) for name, value in net.weights().items()})
 me = int(os.environ["GOSSIPGRAD_NET_RANK"])
+if case.get("began"): pathlib.Path(f"{case['began']}{me}.pid").write_text(str(os.getpid()))
 strategy = eval(case.get("strategy", "gg.GossipGraD()"))
 other = gg.Trainer(net, strategy=gg.NoExchange()) if case.get("again") else None
 trainer = gg.Trainer(net, loss="mean_squared_error", optimizer=gg.SGD(lr=0.1), strategy=strategy,
