@@ -19,7 +19,7 @@ from gossipgrad import cluster
 from gossipgrad.launch import agreement, failure, origin
 
 SCRIPT = """
-import json, os, shutil, signal, sys
+import json, os, shutil, signal, sys, time
 import numpy as np
 import gossipgrad as gg
 
@@ -34,10 +34,11 @@ if mine.get("at") == "build": os.kill(os.getpid(), signal.SIGKILL)
 if mine.get("at") == "slow":
     open(case["began"] + "slow", "w").close()
     signal.pause()
+until, delay = set(case.get("until", [])), case.get("delay", 0.02)  # steps are slow until these train; none: always
 optimizer = eval(case.get("optimizer", "gg.SGD(lr=0.1)")) if "lr" not in mine else gg.SGD(lr=mine["lr"])
 trainer = gg.Trainer(net, loss="mean_squared_error", optimizer=optimizer,
                      strategy=eval(case.get("strategy", "gg.NoExchange()")),
-                     straggler=gg.Straggler(probability=1.0, delay=case.get("delay", 0.02)))
+                     straggler=gg.Straggler(probability=0.0 if until else 1.0, delay=delay))
 base = np.zeros(samples, np.float32)
 
 def own():
@@ -52,6 +53,7 @@ class Dies(gg.Callback):
         os.kill(os.getpid(), signal.SIGKILL)
     def on_step(self, trainer, step):
         trainer.stop = trainer.stop or step >= case.get("stop", step + 1)
+        if not until.issubset(trainer.members): time.sleep(delay)
         self._at(f"step {step}")
     def on_epoch_end(self, trainer, record): self.epochs.append(record["epoch"]); self._at(f"epoch {record['epoch']}")
     def on_view(self, trainer, change):
@@ -101,7 +103,7 @@ def names(views, key):
 def test_a_new_rank_joins_in_the_place_of_a_dead_one(dead, respawn):
     """Rank 0 is nothing special. Each sample of the only epoch is trained on by one living rank."""
     before = set(os.listdir("/dev/shm"))
-    found, joined, errors = respawn(2, {"own": {str(dead): {"at": "step 4"}}, "epochs": 1}, 1)
+    found, joined, errors = respawn(2, {"own": {str(dead): {"at": "step 4"}}, "epochs": 1, "until": [2]}, 1)
     assert "was ended by signal 9 (SIGKILL): 1 rank goes on" in errors
     assert [line["joined"] for line in joined] == [2], errors
     assert "rank 2 (new) joins in step" in errors and "; 2 ranks go on" in errors
@@ -113,7 +115,7 @@ def test_a_new_rank_joins_in_the_place_of_a_dead_one(dead, respawn):
 def test_new_ranks_die_and_are_replaced(respawn):
     """One while it builds, one when it has joined; and callbacks of the last one see the epochs that it joins."""
     own = {"1": {"at": "step 3"}, "3": {"at": "build"}, "4": {"at": "view"}}
-    found, joined, errors = respawn(3, {"own": own, "epochs": 3, "strategy": "gg.GossipGraD()"}, 3)
+    found, joined, errors = respawn(3, {"own": own, "epochs": 3, "strategy": "gg.GossipGraD()", "until": [5]}, 3)
     assert [line["joined"] for line in joined] == [4, 5], errors
     assert "rank 3 was ended by signal 9 (SIGKILL), before it had joined" in errors
     assert names(found["views"], "joined")[-1] == 5 and found["members"] == [0, 2, 5]
@@ -130,7 +132,7 @@ SUMS = ["gg.LayerwiseAllReduce()", "gg.AllReduce()", "gg.PeriodicAllReduce(perio
 def test_two_die_and_two_join(strategy, respawn):
     """Where all sum, the last epoch has each sample once. Sums of gradients leave all ranks equal."""
     own = {"0": {"at": "step 3"}, "2": {"at": "step 20"}}
-    case = {"own": own, "strategy": strategy, "optimizer": "gg.Adam(lr=0.05)"}
+    case = {"own": own, "strategy": strategy, "optimizer": "gg.Adam(lr=0.05)", "until": [3, 4]}
     found, joined, errors = respawn(3, case, 2)
     assert sorted(line["joined"] for line in joined) == [3, 4], errors
     assert found["members"] == [1, 3, 4] and found["size"] == 3
@@ -140,7 +142,7 @@ def test_two_die_and_two_join(strategy, respawn):
 
 def test_a_newcomer_of_a_group_that_is_to_stop_trains_the_epoch_to_its_end(respawn):
     """A callback has asked for the stop before the newcomer came; it is made after the epoch."""
-    found, joined, errors = respawn(2, {"own": {"1": {"at": "step 4"}}, "epochs": 5, "stop": 5}, 1)
+    found, joined, errors = respawn(2, {"own": {"1": {"at": "step 4"}}, "epochs": 5, "stop": 5, "until": [2]}, 1)
     assert [line["joined"] for line in joined] == [2], errors
     assert found["epochs"] == [[1], [1]] and set(found["counts"]) == {1}
 
@@ -150,7 +152,7 @@ def test_monitors_of_a_new_rank_know_the_epochs_before(respawn, tmp_path):
     how = "monitor='train_loss', mode='max'"
     callbacks = f"[gg.Checkpoint({str(tmp_path / 'run.safetensors')!r}, {how}), gg.EarlyStopping({how}, patience=9), "
     callbacks += f"gg.ReduceOnPlateau({how}, patience=1)]"
-    case = {"own": {"1": {"at": "epoch 1"}}, "epochs": 4, "samples": 160, "callbacks": callbacks}
+    case = {"own": {"1": {"at": "epoch 1"}}, "epochs": 4, "samples": 160, "callbacks": callbacks, "until": [2]}
     found, joined, errors = respawn(2, case, 1)
     assert [line["joined"] for line in joined] == [2] and found["epochs"][0] == [1, 2, 3, 4], errors
     assert "restore_best: the best epoch, 1, was before this fit, or before a new rank" in errors
@@ -211,7 +213,7 @@ def test_a_new_rank_resumes_without_the_ranks_files(ranks, respawn, tmp_path):
 def test_counts_of_the_dead_stay_where_ranks_join(respawn):
     """Rank 0 counts what rank 2 has trained, a view without deaths comes, and rank 1 counts both."""
     own = {"2": {"at": "step 6"}, "0": {"at": "joined"}}
-    found, joined, errors = respawn(3, {"own": own, "strategy": "gg.GossipGraD()", "epochs": 1}, 1)
+    found, joined, errors = respawn(3, {"own": own, "strategy": "gg.GossipGraD()", "epochs": 1, "until": [3]}, 1)
     assert [line["joined"] for line in joined] == [3] and found["members"] == [1, 3], errors
     assert names(found["views"], "died") == [2, 0] and 600 <= found["samples"][0] < 603
 
