@@ -89,6 +89,13 @@ static gg_status regroup(void *context, int local) {
     return gg_trainer_give(c, local);
 }
 
+/* A member of the former view by its place there. */
+static int place_of(const gg_trainer_change *c, int identity) {
+    int rank = 0;
+    while (c->former[rank] != identity) ++rank;
+    return rank;
+}
+
 /* Samples of former parts of the epoch go back, too, if a rank has died whose last message there has met a dead one. */
 static void recall_samples(gg_trainer_change *c, const gg_replica *replica, int i) {
     const gg_batches *data = &replica->data;
@@ -126,8 +133,7 @@ static int64_t read_since(gg_trainer_change *c, const gg_replica *replica, int64
     const gg_batches *data = &replica->data;
     const int64_t begin = *data->step - data->next; /* steps made before the epoch */
     int64_t recall[GG_RECALL], read = 0;
-    int rank = 0;
-    while (c->former[rank] != identity) ++rank;
+    const int rank = place_of(c, identity);
     for (int part = 0; part < data->parts; ++part)
         read += gg_batches_recall(data, part, identity, from - begin, recall);
     gg_replica_read_before(replica, made, c->scratch);
@@ -136,20 +142,22 @@ static int64_t read_since(gg_trainer_change *c, const gg_replica *replica, int64
     return from > begin ? read - c->scratch[rank] : read;
 }
 
-/* Counts of a dead rank's epoch up to its last step that counts. Its losses are in proportion where its ledger lacks
+/* Counts of dead rank i's epoch up to its last step that counts. Its losses are in proportion where its ledger lacks
  * this step: it has died before it counted its last one, or its host has died since the last copy, or nobody has
- * received anything of it for long. Without any entry of the epoch they are in proportion to this rank's own. */
+ * received anything of it for long. Without any entry of the epoch they are in proportion to this rank's own. A broken
+ * step does not count if the ranks that had made it have died in the mend. */
 static gg_progress_counts counts_of_dead(gg_trainer_change *c, const gg_replica *replica, int i) {
-    const gg_view *view = gg_team_view(c->trainer->team);
-    const void *ledger = gg_team_ledger(c->trainer->team, view->died[i]);
+    const int identity = c->out->died[i];
+    const void *ledger = gg_team_ledger(c->trainer->team, identity);
     const gg_ledger_entry *last = gg_ledger_last(ledger), none = {.made = *replica->data.step - replica->data.next};
     const bool known = last != NULL && last->epoch == replica->data.epoch;
-    const int64_t made = view->last[i] + 1;
+    int64_t made = c->out->last[i] + 1;
+    if (mends(c) && made > c->out->step) made = c->out->step;
     if (gg_replica_epoch_steps(replica) == 0) return (gg_progress_counts){0};
     if (!known) last = &none;
     gg_progress_counts counts = last->counts;
-    counts.samples += read_since(c, replica, last->made, made, view->died[i]);
-    counts.samples -= c->recalled[c->agreement.dead[i]];
+    counts.samples += read_since(c, replica, last->made, made, identity);
+    counts.samples -= c->recalled[place_of(c, identity)];
     const gg_ledger_entry *exact = known ? gg_ledger_after(ledger, made) : NULL;
     const gg_progress_counts *like = exact != NULL ? &exact->counts : &last->counts;
     if (like->samples == 0) like = &replica->counts;
@@ -165,19 +173,17 @@ static gg_progress_counts counts_of_dead(gg_trainer_change *c, const gg_replica 
  * is older than that, this is part of the sum. */
 static void inherit(gg_trainer_change *c, const gg_replica *replica) {
     gg_team *team = c->trainer->team;
-    const gg_view *view = gg_team_view(team);
-    gg_progress_counts sum = c->uncounted ? c->trainer->inherited : (gg_progress_counts){0};
-    for (int i = 0; i < c->agreement.deaths; ++i) {
+    gg_progress_counts sum = {0};
+    for (int i = 0; i < c->out->dead; ++i) {
         const gg_progress_counts more = counts_of_dead(c, replica, i);
-        const gg_ledger_entry *last = gg_ledger_last(gg_team_ledger(team, view->died[i]));
-        const bool was_first = i == 0 && view->died[0] < view->member[0];
-        const bool counted = last != NULL && last->view == view->number - 1;
+        const gg_ledger_entry *last = gg_ledger_last(gg_team_ledger(team, c->out->died[i]));
+        const bool was_first = c->out->died[i] == c->former[0];
+        const bool counted = last != NULL && last->view == c->view;
         gg_progress_counts_add(&sum, &more);
-        if (was_first && !c->uncounted && !counted) gg_progress_counts_add(&sum, &c->trainer->inherited);
+        if (was_first && !counted) gg_progress_counts_add(&sum, &c->trainer->inherited);
     }
     c->trainer->inherited = sum;
-    c->uncounted = true;
-    c->heir = gg_team_identity(team, first_living(c)) == view->member[0] ? 0 : -1;
+    c->heir = gg_team_identity(team, 0) == gg_team_view(team)->member[0] ? 0 : -1;
 }
 
 /* Removes the replicas and exchanges of the local dead. The others keep their order, which is the next view's. */
@@ -230,7 +236,6 @@ static gg_status next_view(gg_trainer_change *c, bool *changes, bool *whole) {
     c->out->end = latest_clock(t);
     c->first = t->replica[first_living(c)];
     if (!mends(c)) count_samples(c, c->first);
-    inherit(c, c->first);
     if (!mends(c)) GG_TRY(gg_team_run(t->team, hold, c));
     remove_dead(c);
     c->stay = t->local;
@@ -286,6 +291,7 @@ static gg_status change_begin(gg_trainer_change *c) {
     gg_team *team = c->trainer->team;
     const size_t ranks = (size_t)gg_team_size(team);
     c->formers = (int)ranks;
+    c->view = gg_team_taken(team);
     c->agreement = (gg_agreement){.team = team, .begin = begin, .settle = settle, .received = received, .context = c};
     GG_TRY(gg_calloc(ranks, sizeof *c->read, "samples read", &c->read));
     GG_TRY(gg_calloc(ranks, sizeof *c->scratch, "samples read", &c->scratch));
@@ -312,6 +318,7 @@ gg_status gg_trainer_change_view(gg_trainer *t, gg_view_change *out) {
     }
     out->step = gg_exchange_state(gg_replica_exchange(c.first))->step;
     if (mends(&c)) gg_replica_read_before(c.first, out->step, c.read); /* a step counts for all ranks, or for none */
+    inherit(&c, c.first);
     if (mends(&c)) GG_TRY_CLEANUP(gg_team_run(t->team, hold, &c));
     GG_TRY_CLEANUP(go_on(&c));
     out->changed = true;

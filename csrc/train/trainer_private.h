@@ -46,7 +46,7 @@ typedef struct gg_trainer_change {
     int64_t *recall;   /* the dealt's */
     int64_t *recalled; /* of each rank: samples of former parts of the epoch that go back */
     int heir;          /* local rank that counts for the dead from here on; -1 means that another process has it */
-    bool uncounted;    /* a view of this change has passed whose first rank has not counted what it inherited */
+    int64_t view;      /* number of the former view */
     gg_exchange_costs costs;
     gg_view_change *out;
     int stay; /* local ranks that go on; those behind them are newcomers */
