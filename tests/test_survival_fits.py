@@ -20,10 +20,17 @@ net.load_weights({name: np.zeros_like(value) for name, value in net.weights().it
 me = int(os.environ["GOSSIPGRAD_NET_RANK"])
 mine = case["own"].get(str(me), {})
 strategy = eval(case.get("strategy", "gg.GossipGraD()"))
-trainer = gg.Trainer(net, loss="mean_squared_error", optimizer=gg.SGD(lr=0.1), strategy=strategy,
+optimizer = eval(case.get("optimizer", "gg.SGD(lr=0.1)"))
+trainer = gg.Trainer(net, loss="mean_squared_error", optimizer=optimizer, strategy=strategy,
                      straggler=gg.Straggler(probability=1.0, delay=case.get("delay", 0.001)))
+class Batches(gg.Callback):
+    every = 1
+    def on_step(self, trainer, step):
+        if step == case.get("rebatches"): trainer.set_batch_size(1)
+
 class Dies(gg.Callback):
     every = 1
+    def on_fit_begin(self, trainer): self._at("fit")
     def _at(self, place):
         if mine.get("at") == place: os.kill(os.getpid(), signal.SIGKILL)
     def on_step(self, trainer, step): self._at(f"step {step}")
@@ -31,10 +38,11 @@ class Dies(gg.Callback):
     def on_view(self, trainer, change):
         if change["joined"]: self._at("joined")
 
-class Saves(gg.Callback):
-    every = 1
+class Saves(Dies):
     def on_step(self, trainer, step):
-        if case.get("saves"): trainer.save(case["saves"])
+        if step == case.get("saves"):
+            if mine.get("at") == "save": trainer.__dict__["where_in_epoch"] = lambda: self._at("save")
+            trainer.save(case["saved"])
 
 class Tries(gg.Callback):
     def on_epoch_begin(self, trainer, epoch):
@@ -43,14 +51,17 @@ class Tries(gg.Callback):
             print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr, file=sys.stderr)
 
 validation = mine.get("validation", 20)
-callbacks = [Dies(), Saves(), Tries(), *eval(mine.get("callbacks", case.get("callbacks", "[]")))]
-if case.get("saved"): callbacks.append(gg.Checkpoint(case["saved"]))
+callbacks = [Batches(), Dies(), Saves(), Tries(), *eval(mine.get("callbacks", case.get("callbacks", "[]")))]
+if case.get("saved") and not case.get("saves"): callbacks.append(gg.Checkpoint(case["saved"]))
 for _ in range(case.get("fits", 1)):
-    history = trainer.fit(x, y, validation=(x[:validation], y[:validation]), epochs=case.get("epochs", 2), batch_size=2,
-                          progress=False, callbacks=callbacks)
+    history = trainer.fit(x, y, validation=(x[:validation], y[:validation]), epochs=case.get("epochs", 2),
+                          batch_size=case.get("batch", 2), resume=case.get("resume"), progress=False,
+                          callbacks=callbacks)
+batches = [json.loads(one) for one in trainer.gather(json.dumps(trainer.fit_settings["batch_size"]).encode())]
 if trainer.rank == 0:
     print(json.dumps({"samples": [record["samples"] for record in history], "members": trainer.members,
-                      "epochs": [record["epoch"] for record in history], "step": trainer.step}))
+                      "epochs": [record["epoch"] for record in history], "step": trainer.step,
+                      "rates": [record["learning_rate"] for record in history], "batches": batches}))
 """
 
 
@@ -65,16 +76,58 @@ def train(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("at", ["step 10", "save"])
 @pytest.mark.parametrize("strategy", ["gg.NoExchange()", "gg.PeriodicAllReduce(period=4)"])
-def test_a_death_after_the_last_step_of_an_epoch_leaves_samples_to_it(strategy, saves, train, tmp_path):
+def test_a_death_after_the_last_step_of_an_epoch_leaves_samples_to_it(strategy, at, train, tmp_path):
     """In on_step of step 10, the last one: what nobody has received of the dead rank is trained before the record."""
-    case = {"own": {"1": {"at": "step 10"}}, "strategy": strategy}
-    if saves:
-        case["saves"] = str(tmp_path / "run.safetensors")
+    case = {"own": {"1": {"at": at}}, "strategy": strategy, "saves": 10, "saved": str(tmp_path / "run.safetensors")}
     found, errors = train(2, case)
     assert found["members"] == [0] and found["samples"] == [40, 40], errors
     assert found["step"] > 10 + 20
+    resumed, errors = train(1, {"own": {}, "strategy": strategy, "resume": case["saved"]})
+    assert resumed["samples"] == [40, 40], errors
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_checkpoint_of_the_last_step_that_a_death_interrupts_resumes(ranks, train, tmp_path):
+    """The position is of the ranks that live."""
+    saved = str(tmp_path / "run.safetensors")
+    found, errors = train(3, {"own": {"1": {"at": "save"}}, "saves": 10, "saved": saved, "samples": 60})
+    assert found["members"] == [0, 2] and found["samples"] == [60, 60], errors
+    resumed, errors = train(ranks, {"own": {}, "resume": saved, "samples": 60})
+    assert resumed["samples"] == [60, 60] and resumed["epochs"] == [1, 2], errors
+
+
+def test_a_death_before_a_resume_goes_on(train, tmp_path):
+    """The checkpoint is of the middle of an epoch, and the rank dies in on_fit_begin."""
+    saved = str(tmp_path / "run.safetensors")
+    train(2, {"own": {}, "saves": 4, "saved": saved, "epochs": 1})
+    found, errors = train(2, {"own": {"1": {"at": "fit"}}, "resume": saved})
+    assert found["members"] == [0] and found["samples"] == [40, 40], errors
+
+
+def test_a_death_after_another_size_of_batches_was_set_at_the_end(train):
+    """In the last on_step of an epoch, for the next one: the epoch must end."""
+    found, errors = train(2, {"own": {"1": {"at": "step 10"}}, "rebatches": 10})
+    assert found["members"] == [0] and found["samples"] == [40, 40] and found["step"] == 10 + 40, errors
+
+
+def test_schedules_know_the_steps_after_a_death_between_two_epochs(train):
+    """After 10 steps of two ranks, one makes 20 in each of two epochs."""
+    case = {
+        "own": {"1": {"at": "epoch 1"}},
+        "epochs": 3,
+        "optimizer": "gg.SGD(lr=0.1, schedule=gg.schedules.Polynomial())",
+    }
+    found, errors = train(2, case)
+    assert found["step"] == 50 and found["rates"] == pytest.approx([0.1 * 21 / 30, 0.1 * 21 / 50, 0.1 / 50]), errors
+
+
+def test_a_new_rank_has_the_batches_of_the_group(train):
+    """Without batch_size they are as large as the group's smallest shares."""
+    case = {"own": {"1": {"at": "step 4"}}, "batch": None, "epochs": 200, "delay": 0.02}
+    found, errors = train(2, case, "--respawn", "1")
+    assert found["members"] == [0, 2] and found["batches"] == [20, 20], errors
 
 
 def test_a_new_rank_has_the_epochs_before(train, tmp_path):

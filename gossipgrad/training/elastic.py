@@ -14,14 +14,15 @@ READ_ALL = 2**63 - 1  # a rank's whole share: csrc/data/division.h
 def continued(position: Record, size: int, workers: int) -> Record:
     """The position of `Replicas.where_in_epoch` for `size` ranks; the first `workers` ranks train.
 
-    The samples that no rank has read are dealt anew (csrc/data/division.h). The batch size is that of the new fit.
+    The samples that no rank has read are dealt anew (csrc/data/division.h). The batch size, 0, is that of the new fit.
     """
     read = position["read"] if position["left"] else [READ_ALL] * len(position["read"])
     return position | {
         "begun": position["step"],
         "done": [0] * workers,
         "divisions": [*position["divisions"], read],
-        "batch_size": None,
+        "read": [0] * workers,
+        "batch_size": 0,
         "counts": _counts(position["counts"], size),
     }
 

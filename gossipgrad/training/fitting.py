@@ -13,6 +13,7 @@ from gossipgrad.data import given
 from gossipgrad.data.iterables import Stream, differs
 from gossipgrad.errors import DataError, choice, flag, integer
 from gossipgrad.history import Record
+from gossipgrad.launch import joining
 from gossipgrad.state import outputs
 from gossipgrad.training import fingerprint, loop, notices
 from gossipgrad.training.batches import USUAL, Batches, batch_for, check_batch
@@ -148,7 +149,8 @@ class Fit:
 
     def batches(self, trainer: Replicas) -> Batches:
         """The batches to train in; ValueError unless the ranks' samples make them. Collective."""
-        sizes = self.train.sizes(trainer.workers, trainer.gather)
+        ranks = joining.first_size(trainer.team)  # a newcomer, which is still alone, has the size of the group
+        sizes = self.train.sizes(trainer.strategy.workers(ranks), trainer.gather)
         if self.batch_size == 0:
             self.batch_size = batch_for(USUAL, sizes, self.sharded, self.drop_last)
             notices.smaller_batches(trainer.rank, self.batch_size, USUAL)

@@ -31,7 +31,7 @@ from gossipgrad.launch import agreement, stall
 from gossipgrad.launch.interrupts import Noted
 from gossipgrad.schedules import Plateau, Schedule
 from gossipgrad.strategies import Strategy
-from gossipgrad.training import events, newcomers, survival
+from gossipgrad.training import elastic, events, newcomers, survival
 from gossipgrad.training.fit_state import Stage
 from gossipgrad.training.progress import ProgressBar
 from gossipgrad.training.replicas import Replicas
@@ -163,8 +163,11 @@ class Loop:
         """Adapt to ranks that have died or joined, and tell the callbacks."""
         trainer, state = self.trainer, self.trainer.fit_state
         trainer.say(survival.said(change))  # first: a rank may die in the calls that follow
-        if state.stage is Stage.MADE and trainer.step < state.epoch_begun + trainer.core.position()["steps"]:
-            state.stage, state.position = Stage.WITHIN, None  # dead ranks have left samples of this epoch
+        at = trainer.core.position()
+        if state.stage is Stage.MADE and at["step"] < at["steps"]:  # dead ranks have left samples of this epoch
+            state.stage, state.position = Stage.WITHIN, None
+        if state.position is not None:
+            state.position = elastic.continued(state.position, trainer.size, trainer.workers)
         with self._aside(), trainer.agreed(f"view {change['view']}"):
             call(self.callbacks, "on_view", trainer, change)
         if state.stage is Stage.WITHIN:
@@ -195,7 +198,12 @@ class Loop:
             self.steps = trainer.epoch_steps
         trainer.set_total(trainer.step + trainer.steps_left())
         if state.within and trainer.step < state.epoch_begun + self.steps:
-            self._rate = trainer.prepare_rates(state.epoch_begun + self.steps - trainer.step)
+            self._prepare_rates(state.epoch_begun + self.steps - trainer.step)
+
+    def _prepare_rates(self, steps: int) -> None:
+        """Of the epoch's last steps. If the view changes meanwhile, `rebatched` has prepared those of the new one."""
+        rate = self.trainer.prepare_rates(steps)
+        self._rate = self._rate if rate is None else rate
 
     def _record_names(self) -> list[str]:
         trainer = self.trainer
@@ -231,11 +239,14 @@ class Loop:
             done = trainer.go_on(position)
         state.begin_epoch(trainer.step - done)
         if position is not None and position["left"] == 0:  # the epoch's record comes next
-            self.steps, last = done, trainer.prepare_rates(0)
-            self._rate = position.get("rate", last)
+            self.steps = done
+            self._prepare_rates(0)
+            self._rate = position.get("rate", self._rate)
         else:
             self.steps = trainer.epoch_steps
-            self._rate = trainer.prepare_rates(self.steps - done)
+            if trainer.history.views:  # a change between two epochs has another number of steps
+                trainer.set_total(trainer.step + trainer.steps_left())
+            self._prepare_rates(self.steps - done)
         return done
 
     def _begin_joined(self) -> int:
@@ -413,9 +424,10 @@ class Loop:
             until = self._until(done, min(until, end))
             start, before, self._last = time.perf_counter(), done, self.steps
             if self.trainer.virtual:
-                done = core.run(until - done, lambda: self._show(time.perf_counter() - begin))
+                core.run(until - done, lambda: self._show(time.perf_counter() - begin))
             else:
-                done = core.run(until - done)
+                core.run(until - done)
+            done = trainer.step - first
             now = time.perf_counter()
             if trainer.team.survives:
                 newcomers.prepare(trainer, self.handover)
@@ -475,7 +487,7 @@ class Loop:
         if not self._is_due(step):
             return
         trainer.core.exchange.settle()
-        position = trainer.where_in_epoch()
+        position = agreement.surviving(trainer.team, trainer.where_in_epoch)
         assert position is not None
         if trainer.step < state.epoch_begun + self.steps:  # ranks have died: on_step comes with the steps that are left
             return

@@ -360,7 +360,8 @@ class Replicas:
     def epoch_steps(self) -> int:
         """Steps of the current epoch, or of a whole one."""
         if self.fit_state.within:
-            return int(self.core.position()["steps"])
+            at = self.core.position()
+            return self.step - self.fit_state.epoch_begun + int(at["steps"] - at["step"])
         return 0 if self.batches is None else self.batches.steps
 
     def steps_left(self) -> int:
@@ -605,16 +606,18 @@ class Replicas:
         """The steps of all training: schedules with total="auto" need them."""
         self.__dict__["optimizer"] = self.optimizer.of_total(total)
 
-    def prepare_rates(self, steps: int, agree: bool = True) -> float:
-        """Give the core the rates of the next steps; returns the last one's.
+    def prepare_rates(self, steps: int, agree: bool = True) -> float | None:
+        """Give the core the rates of the next steps; returns the last one's. None: the view has changed meanwhile.
 
         agree: compare them first, ValueError on all ranks if they differ; collective.
         """
-        last = self.step + steps - 1
+        last, views = self.step + steps - 1, len(self.history.views)
         with self.agreed("learning rate") if agree else contextlib.nullcontext() as one:
             rates = next_rates.until(self.optimizer, self.set_rate, self.step, last)
             if one is not None:
                 one.facts = {"learning_rate": lambda: next_rates.said(rates, self.step, last)}
+        if len(self.history.views) != views:
+            return None
         self.core.exchange.set_schedule(rates)
         return _core.rate(rates, last)
 
