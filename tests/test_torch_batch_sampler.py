@@ -2,6 +2,7 @@
 
 from collections import Counter
 from types import SimpleNamespace
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import gossipgrad as gg
 
 torch = pytest.importorskip("torch")
 import gossipgrad.torch  # noqa: E402
+from gossipgrad.torch import optimizers  # noqa: E402
 from gossipgrad.torch import samplers as samplers_of_torch  # noqa: E402
 
 
@@ -142,3 +144,16 @@ def test_ranks_that_do_not_hear_of_deaths_are_refused(monkeypatch):
     samplers_of_torch.follow(sampler, 0, 3)
     assert (sampler.num_replicas, len(sampler)) == (3, 4)
     samplers_of_torch.check_sampler(sampler, [(0, 2)])  # whose part is set here
+
+
+def test_a_sampler_of_former_ranks_is_an_error_where_one_is_left(monkeypatch):
+    """It would leave out the samples of the dead."""
+    model = gg.torch.wrap(torch.nn.Linear(2, 2), gg.SGD(0.1))
+    monkeypatch.setattr(optimizers, "_OPEN", WeakSet([model]))
+    assert optimizers.ranks_of_processes() == []
+    model._group.survivor = SimpleNamespace()
+    sampler = torch.utils.data.DistributedSampler(range(10), 2, 0)
+    with pytest.raises(ValueError, match="DistributedSampler: is of rank 0 of 2, here is rank 0 of 1; allowed"):
+        samplers_of_torch.check_sampler(sampler, optimizers.ranks_of_processes())
+    model._group.survivor = None
+    model.close()

@@ -28,8 +28,8 @@ def unwatch(model: Any) -> None:
 
 
 def ranks_of_processes() -> list[tuple[int, int]]:
-    """(rank, size) of the training models here and in other processes."""
-    return [(one.rank, one.size) for one in _OPEN if one._group.team.local < one.size]
+    """(rank, size) of the training models that have ranks in other processes, or had some that died."""
+    return [(one.rank, one.size) for one in _OPEN if one._group.team.local < one.size or one._survivor is not None]
 
 
 def _before_step(optimizer: Any, *_: Any) -> None:
