@@ -523,11 +523,11 @@ class Exchange:
         """True if weights may be written between end and begin without wait, because no message changes them then."""
     def under_way(self, rank: int, half: bool = False, /) -> bool:
         """True if a step has begun and not ended; half: and a layer is ready in it."""
-    def whole_step(self, rank: int | None = None, batches: Sequence[int] | None = None, check: bool = True) -> None:
-        """begin, need and ready of all layers, end and wait.
-
-        check: FloatingPointError, before anything is done, if a gradient has a NaN or an infinity.
-        """
+    def check_gradients(self, rank: int | None = None, /) -> None:
+        """FloatingPointError if a gradient has a NaN or an infinity. For a time before the step, which can be repeated
+        then."""
+    def whole_step(self, rank: int | None = None, batches: Sequence[int] | None = None) -> None:
+        """begin, need and ready of all layers, end and wait."""
     def run(self, function: Callable[[int], object], /) -> None:
         """Calls function(rank) on every local rank. In a virtual cluster that is on the rank's thread; one runs at a
         time, and another only while it waits. Elsewhere it is called here. Raises the function's exceptions.

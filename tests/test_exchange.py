@@ -387,6 +387,11 @@ with gg.Exchange({{"w": np.ones(2)}}, timeout=20) as x:
             print(f"samples {{x.rank}} {{wrong}}|{{type(error).__name__}}: {{error}}")
     x.step({{"w": np.ones(2)}}, samples=3)  # nothing was done before
     assert x.steps == 1
+    try:
+        x.step({{"w": np.full(2, np.nan if x.rank == 1 else 1.0)}}, samples=3)
+    except FloatingPointError:
+        x.step({{"w": np.ones(2)}}, samples=3)  # the others are in the same step
+    assert x.steps == 2
 """
 
 DETERMINISTIC = [name for name in STRATEGIES if name not in ("pull", "push", "elastic asynchronous", "server")]

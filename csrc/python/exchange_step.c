@@ -151,24 +151,31 @@ static PyObject *exchange_current_at_end(PyObject *self, PyObject *unused) {
     return PyBool_FromLong(gg_exchange_current_at_end(gg_peers_exchange(x->peers, 0)));
 }
 
-static PyObject *whole_step(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"rank", "batches", "check", NULL};
-    rank_call c = {.exchange = (gg_py_exchange *)self};
-    PyObject *object = Py_None, *batches = Py_None;
-    int check = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOp:whole_step", names, &object, &batches, &check)) return NULL;
-    const int rank = gg_py_exchange_rank(c.exchange, object);
-    if (rank == -2 || !gg_py_exchange_has_steps(c.exchange) || !gg_py_exchange_allows(c.exchange, rank)) return NULL;
-    const int first = rank < 0 ? 0 : rank, end = rank < 0 ? gg_team_local(c.exchange->team->team) : rank + 1;
-    /* Before any rank runs, because ranks that fail in a run stay failed. */
-    for (int i = first; check && i < end; ++i) {
-        gg_exchange *one = gg_peers_exchange(c.exchange->peers, i);
+static PyObject *exchange_check_gradients(PyObject *self, PyObject *args) {
+    const gg_py_exchange *x = (gg_py_exchange *)self;
+    PyObject *object = Py_None;
+    if (!PyArg_ParseTuple(args, "|O:check_gradients", &object)) return NULL;
+    const int rank = gg_py_exchange_rank(x, object);
+    if (rank == -2 || !gg_py_exchange_has_steps(x) || !gg_py_exchange_allows(x, rank)) return NULL;
+    const int first = rank < 0 ? 0 : rank, end = rank < 0 ? gg_team_local(x->team->team) : rank + 1;
+    for (int i = first; i < end; ++i) {
+        gg_exchange *one = gg_peers_exchange(x->peers, i);
         if (!gg_exchange_trains(one)) continue;
-        const gg_status status = gg_exchange_check_gradients(one, gg_steps_gradients(c.exchange->steps[i]));
+        const gg_status status = gg_exchange_check_gradients(one, gg_steps_gradients(x->steps[i]));
         if (status == GG_OK) continue;
         if (end - first == 1) return gg_py_raise(status);
         return gg_py_raise(gg_error_prefix(status, "rank %d: ", i));
     }
+    Py_RETURN_NONE;
+}
+
+static PyObject *whole_step(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"rank", "batches", NULL};
+    rank_call c = {.exchange = (gg_py_exchange *)self};
+    PyObject *object = Py_None, *batches = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:whole_step", names, &object, &batches)) return NULL;
+    const int rank = gg_py_exchange_rank(c.exchange, object);
+    if (rank == -2 || !gg_py_exchange_has_steps(c.exchange) || !gg_py_exchange_allows(c.exchange, rank)) return NULL;
     if (read_batches(c.exchange, batches, &c.batches) < 0) return NULL;
     PyObject *result = gg_py_exchange_call(c.exchange, rank, call_whole_step, &c);
     PyMem_Free(c.batches);
@@ -262,6 +269,7 @@ PyMethodDef gg_py_exchange_steps[] = {
     {"settle", exchange_settle, METH_VARARGS, "settle($self, rank=None, /)\n--\n\n"},
     {"zero_gradients", exchange_zero_gradients, METH_VARARGS, "zero_gradients($self, rank, /)\n--\n\n"},
     {"large", exchange_large, METH_NOARGS, NULL},
+    {"check_gradients", exchange_check_gradients, METH_VARARGS, "check_gradients($self, rank=None, /)\n--\n\n"},
     {"whole_step", GG_PY_KEYWORDS(whole_step), NULL},
     {"current_at_end", exchange_current_at_end, METH_NOARGS, NULL},
     {"under_way", exchange_under_way, METH_VARARGS, "under_way($self, rank, half=False, /)\n--\n\n"},

@@ -172,7 +172,9 @@ class Replica:
         self._exchange._begins()
         self._write(gradients)
         self._exchange._rates_known(self._local)
-        self._exchange.core.whole_step(self._local, samples, check)
+        if check:
+            self._exchange.core.check_gradients(self._local)
+        self._exchange.core.whole_step(self._local, samples)
         self._exchange._look()
 
     def _check_samples(self, samples: Sequence[int] | None) -> None:
@@ -462,7 +464,9 @@ class Exchange:
             for replica, one in zip(self._replicas, given, strict=True):
                 replica._write(one)
         self._prepare_rates(1)
-        self.core.whole_step(None, self._batches(samples), check)
+        if check:
+            self.core.check_gradients()  # before the ranks agree on samples, which a repeated step would do again
+        self.core.whole_step(None, self._batches(samples))
         self._look()
 
     def run(self, function: Callable[[Replica], Any]) -> list[Any]:
