@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -142,18 +143,19 @@ def test_a_newcomer_goes_on_as_its_donor(fused, on_device, monkeypatch):
         model.close()
 
 
-def test_the_order_of_layers_stays_where_ranks_may_join():
-    """Newcomers have that of the module."""
+def test_the_order_of_layers_stays_where_ranks_may_die_or_join():
+    """A death while the arenas are made anew would find none; newcomers have the order of the module."""
     model = gg.torch.wrap(small(), gg.SGD(0.1))
     state = copy.deepcopy(model.training_state())
     state["order"] = state["order"][::-1]
     for name, one in state["arenas"]["weight"].items():
         one.fill_(len(name))
     layers = list(model._layers)
-    model._group.grows = True
+    model._group.survivor = SimpleNamespace(team=model._group.team)
     model.load_training_state(state)
     assert model._layers == layers
     assert all(bool((one == len(name)).all()) for name, one in model.state_dict().items())
+    model._group.survivor = None
     model.close()
 
 

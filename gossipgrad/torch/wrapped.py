@@ -285,10 +285,10 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
     def _lay_out(self, order: Sequence[int]) -> None:
         """Give the arenas another order of layers, unless they have it. Collective, between two steps, outside of run.
 
-        Where ranks may join it stays, because newcomers have that of the module.
+        Where ranks may die or join it stays: a death needs the arenas, and newcomers have that of the module.
         order: of all layers, their current places.
         """
-        if order == list(range(len(self._layers))) or self._group.grows:
+        if order == list(range(len(self._layers))) or self._survivor is not None:
             return
         self.settle()
         members = self._members()
