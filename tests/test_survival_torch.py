@@ -41,6 +41,7 @@ def state(model):
         for arena, kind in model._group.core.arenas().items():
             if kind == "moment":
                 tensors[arena] = [one.ravel().tolist() for one in model._group.core.arena(arena, 0).values()]
+    tensors |= {"in flight": model._step._in_flight}
     return {"state": tensors, "of": me, "step": model.steps}
 
 def seen(model, change):

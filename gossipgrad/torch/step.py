@@ -288,8 +288,9 @@ class Step:
             self.hold()
 
     def settled(self) -> None:
-        """Nothing is in flight: all weights are current, and may be written."""
+        """Nothing is in flight: all weights are current, and may be written. The number of ranks may be another one."""
         self.publish_all()
+        self._in_flight = not self._core.current_at_end()
         self._ended = None
 
     # ---- a step
