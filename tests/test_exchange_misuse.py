@@ -263,6 +263,24 @@ def test_names_of_a_layer_may_come_one_by_one():
     assert made.steps == 1
 
 
+def test_close_goes_on_without_ranks_that_die_meanwhile():
+    """Callbacks see the view; an end that fails can be repeated."""
+    x = gg.Exchange({"w": np.ones(2)})
+    view, seen = object(), []
+
+    def end():
+        seen.append(x.view)
+        if len(seen) == 1:
+            raise ValueError("other ranks make another call")
+
+    x._survivor = SimpleNamespace(end=end, view=lambda: view)
+    with pytest.raises(ValueError, match="another call"):
+        x.close()
+    x.close()
+    x.close()
+    assert seen == [view, view]
+
+
 def test_a_list_of_samples_is_refused_where_new_ranks_may_join():
     """The group may grow when the step begins: the list is then one of the former ranks."""
     x = gg.Exchange({"w": np.ones(2)})

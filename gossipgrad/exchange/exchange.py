@@ -608,9 +608,9 @@ class Exchange:
 
         Where ranks may die, a process that ends without it has died.
         """
-        survivor, self._survivor = self._survivor, None
-        if survivor is not None and self._core is not None:
-            survivor.end()
+        if self._survivor is not None:
+            self._survivor.end()
+            self._survivor = None  # after it, because ranks may die until all end
         self._replicas = ()
         self._core = None
 
