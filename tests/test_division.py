@@ -381,6 +381,18 @@ def test_a_plain_loop_of_a_newcomer_that_comes_with_the_last_step():
     assert list(new.division) == [] and new.division.left == 0
 
 
+def test_an_epoch_that_is_read_again_is_of_the_ranks_of_now():
+    """One has died and another has joined since: as many ranks, but others."""
+    group = Group([0, 0], 24, 3, shuffle=False)
+    list(group.read())
+    assert group.ended() == Counter(range(24))
+    group.deaths, group.joins = [(group.ranks[0], group.steps - 1)], [0]
+    group.look()
+    for one in group.ranks:
+        one.build()
+    assert Counter(sample for one in group.ranks for batch in one.division for sample in batch) == Counter(range(24))
+
+
 def test_newcomers_while_nothing_is_read():
     group = Group([0, 0], 25, 3, seed=1)
     group.joins = [0]

@@ -101,7 +101,11 @@ class Dealing:
         """Begin the epoch, or the rest of it, on the ranks of now."""
         if self._survivor is not None:
             self.rank, self.size = self._ranks.rank, self._ranks.size
-        self._begin(list(range(self.size)) if self._survivor is None else list(self._survivor.members))
+        self._begin(self._members())
+
+    def _members(self) -> list[int]:
+        """The first numbers of the ranks of now."""
+        return list(range(self.size)) if self._survivor is None else list(self._survivor.members)
 
     def _begin(self, members: Sequence[int], joins: bool = False) -> None:
         """Begin on these ranks. joins: this one is a newcomer, and none of them."""

@@ -121,7 +121,7 @@ class Division(Dealing):
                 f"came after them (accumulate={self.accumulate}). Allowed: model.step() after the loader's end for the "
                 "batches since the last step"
             )
-        if last is not None and (len(self._parts) > 1 or len(self._parts[0].members) != self.size):
+        if last is not None and (len(self._parts) > 1 or self._parts[0].members != self._members()):
             self._divide()
         self._iteration = Batches(self, 0 if self._survivor is None else self._survivor.steps)
         return self._iteration
