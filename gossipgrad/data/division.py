@@ -40,6 +40,9 @@ class Division(Dealing):
     sample in each. With drop_last these are full. Some samples are then read twice. Divisions that are read at the same
     time need different arguments, such as their seeds: by these a new rank finds the others'.
 
+    It is for training: a step of `ranks` counts for all divisions that are read. To evaluate where ranks may die, read
+    the whole set on each rank, or range(ranks.rank, samples, ranks.size).
+
     ValueError: a batch larger than the smallest rank's part; on a new rank, an epoch before the others'.
     """
 
@@ -119,7 +122,8 @@ class Division(Dealing):
             raise RuntimeError(
                 f"epoch {self.epoch}: {last.given - last.trained[-1]} of {last.given} batches were read, and no step "
                 f"came after them (accumulate={self.accumulate}). Allowed: model.step() after the loader's end for the "
-                "batches since the last step"
+                f"batches since the last step; to evaluate, no {type(self).__name__}, because each step counts for all "
+                "of them: the whole set on each rank, or its part by rank and size"
             )
         if last is not None and (len(self._parts) > 1 or self._parts[0].members != self._members()):
             self._divide()
