@@ -108,7 +108,7 @@ class Log(gg.Callback):
         n, loss = counts["samples"] - self.samples, counts["loss_sum"] - self.loss
         self.step, self.samples, self.loss = step, counts["samples"], counts["loss_sum"]
         self.mean = loss / n if 0 < n <= most else self.mean
-        if n > 0 and most > 0: say("step", epoch=self.epoch, samples=min(n, most), loss=self.mean)
+        if n > 0 and most > 0: say("step", epoch=self.epoch, samples=min(n, most), loss=self.mean, bound=n > most)
 
     def on_epoch_end(self, trainer, record):
         say("epoch", epoch=record["epoch"], samples=record["samples"], ranks=trainer.size)
@@ -486,11 +486,12 @@ def audit(found: Run, ranks: int) -> tuple[int, int]:
     hosts_die = any(fault.kind in ("agent", "cut") for fault in found.faults)
     views = found.views().values()
     records = {one["epoch"]: one["samples"] for rank in found.ranks for one in rank.of("epoch")}
-    steps = dict.fromkeys(records, 0)
+    steps, bounds = dict.fromkeys(records, 0), dict.fromkeys(records, 0)
     for rank in found.ranks:
         for one in rank.of("step"):
             if one["epoch"] in steps:
                 steps[one["epoch"]] += one["samples"]
+                bounds[one["epoch"]] += one.get("bound", False)
     more = 0
     for epoch, record in records.items():
         changes = [one for one in views if one["epoch"] == epoch]
@@ -500,6 +501,8 @@ def audit(found: Run, ranks: int) -> tuple[int, int]:
         most = SAMPLES + len(changes) * (ranks - 1)
         # Nobody knows how many steps a rank has made whose agent has died as well: all up to the change, at most.
         untold = BATCH * sum(one["step"] - 1 - last for one in changes for last in one["last_steps"]) * hosts_die
+        # The batch of a first rank's step in a change may have been the short one at the end.
+        untold += (BATCH - 1) * bounds[epoch]
         # The record may lack samples that a host had not told before it died whole.
         if record > most or (record < SAMPLES and not (hosts_die and unwritten)):
             found.problems.append(f"epoch {epoch}: {record} samples of {SAMPLES} in the record")

@@ -100,6 +100,16 @@ def test_a_command_that_did_not_end_is_a_problem(codes, wrong, chaos, monkeypatc
     assert job.end() == [f"exit codes {codes}\n"] * wrong
 
 
+@pytest.mark.parametrize(("size", "wrong"), [(145, False), (144, True)])
+def test_a_step_in_a_change_may_have_had_a_short_batch(size, wrong, chaos, monkeypatch):
+    """The first rank knows only that it was no longer than 16 samples: here it had one."""
+    monkeypatch.setattr(chaos, "SAMPLES", size)
+    one = found(chaos, size)
+    one.ranks[0].of("step")[4]["bound"] = True
+    chaos.audit(one, 1)
+    assert one.problems == [f"epoch 1: 180 samples of {size} in steps, 20 trained again"] * wrong
+
+
 @pytest.mark.parametrize(("living", "spared"), [(2, True), (3, False)])
 def test_a_coordinator_is_spared_while_new_ranks_are_awaited(living, spared, chaos, monkeypatch, tmp_path):
     """Else each fault would kill it, and nobody could join."""
