@@ -225,6 +225,7 @@ def test_a_newcomer_that_comes_too_late_ends_quietly(respawn):
     assert len(joined) == len(found["members"]) - 1
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("strategy", ["gg.NoExchange()", "gg.AllReduce()"])
 def test_another_optimiser_is_refused(strategy, respawn):
     """The newcomer dies before it has its state."""

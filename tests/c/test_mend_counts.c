@@ -10,7 +10,7 @@
 #include "replica_case.h"
 #include "train/trainer.h"
 
-enum { COUNT = 61, BATCH = 3, WIDTH = 4, MOST = 5, TAG_BROADCAST = 2 /* comm/collective.c */ };
+enum { COUNT = 61, BATCH = 3, WIDTH = 64, MOST = 5, TAG_BROADCAST = 2 /* comm/collective.c */ };
 
 typedef struct view { /* begins as comm/subgroup.c's */
     gg_transport transport;
@@ -68,11 +68,11 @@ static void test_epoch(int size, int after, const gg_graph *graph, const gg_data
     gg_view_change change;
     gg_epoch_summary all;
     const gg_virtual_options options = {.size = size,
-                                        .network = {.latency = 1e-4, .bandwidth = 1e6},
+                                        .network = {.latency = 1e-4},
                                         .compute_rate = 1,
                                         .deaths = &death,
                                         .death_count = 1,
-                                        .detect = 1e-9};
+                                        .detect = 1e-3};
     CHECK_OK(gg_team_create_virtual(&options, &team));
     dies = gg_virtual_table;
     dies.send = send;
