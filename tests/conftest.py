@@ -156,9 +156,9 @@ def run_group(command: list[str], timeout: float = DEADLINE, **options) -> subpr
 
 @pytest.fixture(scope="session")
 def mpiexec() -> str:
-    from gossipgrad.launch import start
+    from gossipgrad.launch import mpiexec
 
-    return start.find_mpiexec()
+    return mpiexec.find()
 
 
 # What mpiexec says where it could not open its own socket, once in some thousand starts on a busy machine: no rank has
@@ -232,7 +232,7 @@ def scratch_project(tmp_path_factory) -> Path:
         shutil.copy(ROOT / name, folder / name)
     (folder / "README.md").write_text("scratch\n")
     (folder / "gossipgrad" / "launch").mkdir(parents=True)
-    for name in ("__init__.py", "preload.py", "start.py"):
+    for name in ("__init__.py", "preload.py"):
         shutil.copy(ROOT / "gossipgrad" / "launch" / name, folder / "gossipgrad" / "launch")
     (folder / "gossipgrad" / "__init__.py").write_text("")
     for name, text in SCRATCH_SOURCES.items():

@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 
 from gossipgrad.data import cache
-from gossipgrad.launch import preload, start
+from gossipgrad.launch import mpiexec, preload
 from gossipgrad.state import files
 from gossipgrad.training import algorithms
 
@@ -48,7 +48,7 @@ def of_passwd(monkeypatch, folder):
 
 def homes():
     """Of all that wants one."""
-    made = start.home()["HOME"]
+    made = mpiexec.home()["HOME"]
     assert files.cache_folder() == str(cache.root()) == os.path.join(made, ".cache", "gossipgrad")
     assert os.path.dirname(algorithms.cache_path()) == files.cache_folder()
     assert preload.mpi_environment()["HOME"] == os.environ["HOME"] == made
@@ -97,4 +97,4 @@ def test_one_place_looks_for_it():
     wanted = re.compile(r"""["']HOME["']|expanduser|Path\.home""")
     sources = [*(ROOT / "gossipgrad").rglob("*.py"), *(ROOT / "csrc").rglob("*.[ch]")]
     found = {path.name for path in sources if wanted.search(path.read_text())}
-    assert found == {"preload.py", "start.py"}
+    assert found == {"preload.py", "mpiexec.py"}

@@ -21,7 +21,7 @@ from conftest import DEADLINE, ENVIRONMENT, ROOT, end_group, run_group
 
 from gossipgrad import cli
 from gossipgrad.compare import processes
-from gossipgrad.launch import environment, leftovers, preload, start, supervisor
+from gossipgrad.launch import environment, leftovers, mpiexec, preload, start, supervisor
 
 RUN = [sys.executable, "-c", "import sys; from gossipgrad.launch import start; sys.exit(start.main(sys.argv[1:]))"]
 
@@ -31,10 +31,10 @@ def bare(monkeypatch):
     """An environment in which nobody has set anything."""
     for name in [*ENVIRONMENT, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "GOSSIPGRAD_MPIEXEC", "SLURM_NNODES"]:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(start, "usable_cores", lambda: 4)
-    monkeypatch.setattr(start, "_narrowed", lambda: False)
-    monkeypatch.setattr(start, "flavour", lambda mpiexec: "openmpi5")
-    monkeypatch.setattr(start, "find_mpiexec", lambda: "mpiexec")
+    monkeypatch.setattr(mpiexec, "usable_cores", lambda: 4)
+    monkeypatch.setattr(mpiexec, "narrowed", lambda: False)
+    monkeypatch.setattr(mpiexec, "flavour", lambda program: "openmpi5")
+    monkeypatch.setattr(mpiexec, "find", lambda: "mpiexec")
     monkeypatch.setattr(preload, "fast_fabric", lambda: False)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return monkeypatch
@@ -70,7 +70,7 @@ def test_nothing_of_the_current_folder_is_run(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if not script:
         monkeypatch.setattr(os.path, "exists", lambda path: path != SCRIPT)
-    done = subprocess.run([*start.rank_command(["train", "--epochs", "x"])], capture_output=True, text=True)
+    done = subprocess.run(start.rank_command(["train", "--epochs", "x"], False), capture_output=True, text=True)
     assert done.returncode == 2 and "--epochs" in done.stderr, done
     done = subprocess.run(processes.worker_command(), input="", capture_output=True, text=True)
     assert "EOFError" in done.stderr, done
@@ -89,7 +89,7 @@ def test_a_folder_without_room_for_the_launcher(tmp_path, monkeypatch, capsys):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(start.tempfile, "TemporaryFile", Full)
+    monkeypatch.setattr(mpiexec.tempfile, "TemporaryFile", Full)
     assert start.main(["-n", "2", "train"]) == 2
     assert (
         f"run: mpiexec keeps its files in {tmp_path}, which cannot be written to: No space" in capsys.readouterr().err
@@ -107,7 +107,7 @@ def test_more_ranks_than_cores(bare):
     line, made, _ = words("-n", "5", "train")
     assert line == "mpiexec -n 5 --bind-to none"
     assert made["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe" and made["OMP_WAIT_POLICY"] == "passive"
-    bare.setattr(start, "flavour", lambda mpiexec: "openmpi4")
+    bare.setattr(mpiexec, "flavour", lambda program: "openmpi4")
     made = words("-n", "5", "train")[1]
     assert made["OMPI_MCA_rmaps_base_oversubscribe"] == "1" and made["OMPI_MCA_btl"] == "self,vader"
 
@@ -156,7 +156,7 @@ def test_threads(bare):
 def test_how_ranks_of_mpiexec_wait(ranks, threads, narrowed, passive, yields, bare):
     environ = {} if ranks is None else {"OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks)}
     environ |= {} if threads is None else {"OMP_NUM_THREADS": threads}
-    bare.setattr(start, "_narrowed", lambda: narrowed)
+    bare.setattr(mpiexec, "narrowed", lambda: narrowed)
     before = dict(environ)
     start.wait_passively(environ)
     made = {"OMP_WAIT_POLICY": "passive"} if passive else {}
@@ -204,18 +204,18 @@ def test_options_for_mpiexec_and_hosts(bare):
 
 
 def test_other_mpi(bare):
-    bare.setattr(start, "flavour", lambda mpiexec: "other")
+    bare.setattr(mpiexec, "flavour", lambda program: "other")
     line, made, _ = words("-n", "2", "train")
     assert line == "mpiexec -n 2 -bind-to core" and not any(name.startswith("OMPI") for name in made)
 
 
 def test_a_confined_process_is_not_bound(bare):
-    bare.setattr(start, "_narrowed", lambda: True)  # mpiexec would bind outside of the allowed CPUs
+    bare.setattr(mpiexec, "narrowed", lambda: True)  # mpiexec would bind outside of the allowed CPUs
     assert words("-n", "1", "train")[0] == "mpiexec -n 1 --bind-to none"
 
 
 def test_full_dev_shm(bare):
-    bare.setattr(start, "_shared_memory_for", lambda ranks: False)
+    bare.setattr(mpiexec, "_shared_memory_for", lambda ranks: False)
     assert os.path.isdir(words("-n", "2", "train")[1]["OMPI_MCA_btl_sm_backing_directory"])
 
 
@@ -271,14 +271,14 @@ def test_no_mpiexec(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(preload, "build_facts", lambda: (_ for _ in ()).throw(ImportError()))
     with pytest.raises(start.LaunchError, match="no mpiexec found"):
-        start.find_mpiexec()
+        mpiexec.find()
     found = tmp_path / "mpiexec"
     found.write_text("#!/bin/sh\n")
     found.chmod(found.stat().st_mode | stat.S_IXUSR)
-    assert start.find_mpiexec() == str(found)
+    assert mpiexec.find() == str(found)
     monkeypatch.setenv("GOSSIPGRAD_MPIEXEC", "/nowhere/mpiexec")
     with pytest.raises(start.LaunchError, match="/nowhere"):
-        start.find_mpiexec()
+        mpiexec.find()
 
 
 @pytest.mark.parametrize(
@@ -350,8 +350,8 @@ def test_it_runs(ranks, tmp_path):
     assert process.returncode == 0, err
     found = re.findall(r"rank (\d+) of (\d+) cpus (\S+) 1 an argument", out)
     assert sorted(int(r) for r, _, _ in found) == list(range(ranks)) and {s for _, s, _ in found} == {str(ranks)}
-    cores = start.usable_cores()
-    if ranks <= cores and not start._narrowed():
+    cores = mpiexec.usable_cores()
+    if ranks <= cores and not mpiexec.narrowed():
         assert len({c for _, _, c in found}) == ranks, "each rank on a core of its own"
     assert re.search(rf"mpiexec -n {ranks} .*{re.escape(str(script))} 'an argument'$", err.strip(), re.M)
 
@@ -380,7 +380,7 @@ def test_ranks_of_one_host_listen_on_no_network(tmp_path):
     out, err = process.communicate(timeout=DEADLINE)
     of_ranks, of_mpiexec = zip(*re.findall(r"^rank:(.*) mpiexec:(.*)$", out, re.M), strict=True)
     assert of_ranks == ("", ""), out + err
-    if start.flavour(start.find_mpiexec()) != "other":
+    if mpiexec.flavour(mpiexec.find()) != "other":
         every = {"0" * 8: "0.0.0.0", "0" * 32: "::", "0100007F": "127.0.0.1"}  # as /proc has them on x86 and ARM
         names = [every.get(address, address) for address in of_mpiexec[0].split()]
         assert of_mpiexec[0] == of_mpiexec[1]

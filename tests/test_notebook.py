@@ -131,9 +131,9 @@ def test_apoptosis(data_dir, tmp_path):
 def test_ranks_as_engines(tmp_path, monkeypatch):
     pytest.importorskip("ipyparallel")
     pytest.importorskip("mpi4py")
-    from gossipgrad.launch.start import find_mpiexec
+    from gossipgrad.launch import mpiexec
 
-    monkeypatch.setenv("PATH", str(Path(find_mpiexec()).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", str(Path(mpiexec.find()).parent), prepend=os.pathsep)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     outputs = executed("ranks_as_engines.ipynb", tmp_path)
     texts = [o.get("text", "") + str(o.get("data", {}).get("text/plain", "")) for o in outputs]  # of %%px: data

