@@ -505,6 +505,8 @@ class Exchange:
     # a step of a rank
     def begin(self, rank: int, batches: Sequence[int] | None = None, /) -> None:
         """batches: the samples of every rank of the group in this step; None: all have equal weight."""
+    def leave(self, rank: int | None = None, /) -> None:
+        """A step without a ready layer counts as not begun, until the next begin or ready. Else a no-op."""
     def need(self, rank: int, layer: int, /) -> None:
         """Waits until the layer's weights are current."""
     def ready(self, rank: int, layer: int, addresses: list[int] | None = None, /) -> None:

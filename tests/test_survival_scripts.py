@@ -88,11 +88,23 @@ sampler = gg.torch.BatchSampler(range(samples), 3, model, seed=2)
 workers = case.get("workers", 0)
 loader = DataLoader(TensorDataset(torch.eye(samples)), batch_sampler=sampler, num_workers=workers,
                     multiprocessing_context="fork" if workers else None)
+unused = 0
+
+def look_at_outputs():
+    global unused
+    model(torch.eye(samples)[:3])
+    unused += 1
+
 while sampler.left:
     for (batch,) in loader:
         at(model.steps)
         (-model(batch).sum()).backward()
         model.step()
+        if model.steps == case.get("last"):  # of the epoch
+            look_at_outputs()
+            at("last")
+if "last" in case:
+    look_at_outputs()
 at("state")
 state = model.training_state()
 model.load_training_state(state)
@@ -101,13 +113,37 @@ whole, distance = model.consensus_state_dict(), model.consensus_distance()
 own = model.module.w.weight.detach().numpy().ravel()
 rows = [np.frombuffer(row, np.float32) for row in model._group.team.allgather(own.tobytes())]
 assert state["rank"] == model.rank and state["size"] == model.size == len(model.view.members)
-assert int(model.module.mine) == (1 + me) * model.steps  # a buffer stays the rank's own
+assert int(model.module.mine) == (1 + me) * (model.steps + unused)  # a buffer stays the rank's own
 at("end")
 if model.rank == 0:
     print(json.dumps({"members": model.view.members, "moved": sum(rows).tolist(), "changes": model.view.changes,
                       "steps": model.steps, "mean": float(whole["w.weight"].sum())}))
 if case.get("close", True):
     model.close()
+"""
+)
+
+
+LOADS = (
+    COMMON
+    + """
+x = gg.Exchange({"w": np.zeros(samples)}, strategy=strategy)
+
+def train(until):
+    while x.steps < until:
+        x.step({"w": np.zeros(samples, np.float32)})
+
+states = []
+for steps in (2, 4, 9):
+    train(steps)
+    states.append(x.state_dict())
+x.load_state_dict(states[1])
+at("loaded")
+distance = x.consensus_distance()
+train(9)
+if x.rank == 0:
+    print(json.dumps({"members": x.view.members, "changes": x.view.changes, "steps": x.steps}))
+x.close()
 """
 )
 
@@ -231,3 +267,23 @@ def test_a_module_of_torch(ranks, deaths, options, survive):
     exact = "strategy" not in options and all(where != "state" for _, where, _ in deaths)
     check(found, ranks, [rank for rank, _, _ in deaths], exact)
     assert all(value > 0 for value in found["moved"]) or deaths[0][1] == "state"
+
+
+@pytest.mark.core(1)
+@pytest.mark.parametrize(
+    ("place", "late"), [("state", [1]), ("last", [1]), ("last", [0, 2])], ids=["a call", "a meeting", "nobody waits"]
+)
+def test_a_death_after_a_forward_pass_that_no_step_uses(place, late, survive):
+    """The others have begun a step that they do not make before the collective call."""
+    pytest.importorskip("torch")
+    case = {"deaths": [(1, place, "kill")], "sleeps": [(rank, place, 0.5) for rank in late], "last": 7}
+    found, _ = survive(TORCH, 3, {"samples": 60, **case})
+    check(found, 3, [1], exact=place == "last")
+    assert found["changes"][0]["step"] == 7
+
+
+@pytest.mark.core(1)
+def test_a_death_after_an_earlier_state_was_loaded(survive):
+    found, _ = survive(LOADS, 3, {"deaths": [(1, "loaded", "kill")], "sleeps": [(1, "loaded", 0.5)]})
+    check(found, 3, [1], exact=False)
+    assert found["changes"][0]["step"] == 4 and found["steps"] == 9

@@ -10,6 +10,7 @@ const gg_view *gg_team_view(const gg_team *team) { return team->views != NULL ? 
 
 void gg_team_view_begin(gg_team *team, int64_t step) {
     if (team->views != NULL) team->views->table->begin(team->views, step);
+    if (team->views != NULL && team->net != NULL) gg_transport_step_begun(team->net, step);
     team->running = true;
 }
 

@@ -35,6 +35,7 @@ struct gg_exchange {
     gg_tuning tuning;
     int64_t loads;    /* gg_exchange_loads */
     bool begun;       /* a step is under way, */
+    bool left;        /* gg_exchange_leave in it; */
     int readied;      /* number of ready layers in it; */
     int next;         /* the layer that the strategy takes next, after those behind it; -1 means none */
     bool *ready;      /* one a layer */
@@ -156,7 +157,7 @@ void gg_exchange_dismantle(gg_exchange *x) {
     x->consensus = x->share = x->equal_share = NULL;
     x->ready = NULL;
     x->batches = NULL;
-    x->begun = false;
+    x->begun = x->left = false;
     x->tuning = (gg_tuning){0};
     gg_state rest = {.step = x->state.step, .keeps = x->state.keeps};
     memcpy(rest.kept, x->state.kept, sizeof rest.kept);
@@ -242,8 +243,14 @@ static gg_status check_not_half(const gg_exchange *x, const char *call) {
     return GG_OK;
 }
 
+static void tell_begun(gg_exchange *x) {
+    gg_transport_step_begun(x->transport, x->state.step + 1);
+    x->left = false;
+}
+
 gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches) {
     GG_TRY(check_not_half(x, "begin"));
+    if (!x->begun || x->left) tell_begun(x);
     if (x->begun) return GG_OK;
     x->begun = true;
     x->readied = 0;
@@ -254,17 +261,22 @@ gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches) {
     x->strategy->share = x->share;
     x->strategy->batch = x->batches;
     x->transport->step = &x->state.step;
-    gg_transport_step_begun(x->transport, x->state.step + 1);
     x->kept.taken = false;
     GG_TRY(gg_exchange_fail(x, x->strategy->table->begin(x->strategy)));
     gg_kept_take(x->strategy, &x->kept);
     return GG_OK;
 }
 
+void gg_exchange_leave(gg_exchange *x) {
+    if (!x->begun || x->readied > 0 || x->left) return;
+    gg_transport_step_begun(x->transport, x->state.step);
+    x->left = true;
+}
+
 bool gg_exchange_breaks(const gg_exchange *x) { return x->strategy != NULL && x->strategy->cancel != NULL; }
 
 void gg_exchange_break(gg_exchange *x) {
-    x->begun = false;
+    x->begun = x->left = false;
     x->transport->step = NULL;
     x->strategy->cancel(x->strategy);
 }
@@ -303,6 +315,7 @@ gg_status gg_exchange_check_ready(const gg_exchange *x, int layer) { return chec
 static gg_status make_ready(gg_exchange *x, int layer) {
     gg_status status = GG_OK;
     x->ready[layer] = true;
+    if (x->left) tell_begun(x);
     if (x->readied++ == 0) x->strategy->sum_in_pieces = false;
     const bool only_counts = gg_exchange_updates_wait(x);
     for (; status == GG_OK && x->next >= 0 && x->ready[x->next]; --x->next)
@@ -399,7 +412,8 @@ const bool *gg_exchange_fc_partitioned(const gg_exchange *x) {
 
 gg_status gg_exchange_settle(gg_exchange *x) {
     GG_TRY(check_not_half(x, "settle"));
-    x->begun = false;
+    gg_exchange_leave(x);
+    x->begun = x->left = false;
     x->transport->step = NULL;
     return gg_exchange_fail(x, x->strategy->table->settle(x->strategy));
 }

@@ -69,6 +69,9 @@ void gg_exchange_set_moments_since(gg_exchange *x, int64_t step);
 /* Begins a step. A no-op in a step in which no layer is ready yet. batches: samples of each rank in this step, the
  * ranks' weights when gradients are averaged; NULL means that all training ranks have equally many. */
 gg_status gg_exchange_begin(gg_exchange *x, const int64_t *batches);
+/* The caller leaves a step in which no layer is ready, as for a collective call: this rank counts it as begun again
+ * with the next gg_exchange_begin or gg_exchange_ready. A no-op in any other step. */
+void gg_exchange_leave(gg_exchange *x);
 gg_status gg_exchange_need(gg_exchange *x, int layer);
 gg_status gg_exchange_ready(gg_exchange *x, int layer);
 /* Checks that `ready` of this layer is allowed now. */

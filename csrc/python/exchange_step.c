@@ -151,6 +151,17 @@ static PyObject *exchange_current_at_end(PyObject *self, PyObject *unused) {
     return PyBool_FromLong(gg_exchange_current_at_end(gg_peers_exchange(x->peers, 0)));
 }
 
+static PyObject *exchange_leave(PyObject *self, PyObject *args) {
+    const gg_py_exchange *x = (gg_py_exchange *)self;
+    PyObject *object = Py_None;
+    if (!PyArg_ParseTuple(args, "|O:leave", &object)) return NULL;
+    const int rank = gg_py_exchange_rank(x, object);
+    if (rank == -2) return NULL;
+    const int first = rank < 0 ? 0 : rank, end = rank < 0 ? gg_team_local(x->team->team) : rank + 1;
+    for (int i = first; i < end; ++i) gg_exchange_leave(gg_peers_exchange(x->peers, i));
+    Py_RETURN_NONE;
+}
+
 static PyObject *exchange_check_gradients(PyObject *self, PyObject *args) {
     const gg_py_exchange *x = (gg_py_exchange *)self;
     PyObject *object = Py_None;
@@ -261,6 +272,7 @@ static PyObject *exchange_run(PyObject *self, PyObject *function) {
 
 PyMethodDef gg_py_exchange_steps[] = {
     {"begin", exchange_begin, METH_VARARGS, "begin($self, rank, batches=None, /)\n--\n\n"},
+    {"leave", exchange_leave, METH_VARARGS, "leave($self, rank=None, /)\n--\n\n"},
     {"need", exchange_need, METH_VARARGS, "need($self, rank, layer, /)\n--\n\n"},
     {"ready", exchange_ready, METH_VARARGS, "ready($self, rank, layer, addresses=None, /)\n--\n\n"},
     {"poll", exchange_poll, METH_VARARGS, "poll($self, rank, /)\n--\n\n"},

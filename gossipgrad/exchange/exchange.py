@@ -348,7 +348,7 @@ class Exchange:
             self._core.check_survival()
             self._on_view = on_view
             alike = agreement.flat(facts | {"exchange used": str(used)})
-            how = (lambda: self.core, self._adapt, self._told)
+            how = (lambda: self.core, self._adapt, self._told, lambda: self.core.leave())
             self._survivor = Survivor(self._team, *how, facts=alike, give=self._given_to_new, take=self._take)
             self._survivor.begin("Exchange")
             self._survivor.join()

@@ -47,6 +47,8 @@ class Survivor:
     core     the compiled exchange of now.
     adapt    called after a change, before divisions and callbacks hear of it.
     on_view  the caller's own.
+    leave    called before collective calls: leaves a step that has begun, and in which nothing is exchanged. The others
+             would wait for its end, which comes after the call.
     facts    agreement.flat of all that must be equal on a new rank and the others.
     give     called on the donor of new ranks, after `adapt`; returns their state outside of the exchange.
     take     called with it on a new rank, by `join`, when it has the state of the exchange.
@@ -60,13 +62,14 @@ class Survivor:
         core: Callable[[], _core.Exchange],
         adapt: Callable[[Record], None],
         on_view: Callable[[Record], object],
+        leave: Callable[[], object],
         *,
         facts: Mapping[str, str],
         give: Callable[[], bytes],
         take: Callable[[bytes], object],
     ) -> None:
         self.grows = joining.grows(team)
-        self.team, self._core, self._adapt, self._on_view = team, core, adapt, on_view
+        self.team, self._core, self._adapt, self._on_view, self.leave = team, core, adapt, on_view, leave
         self._facts, self._give, self._take = dict(facts), give, take
         self.members: list[int] = list(range(team.size))
         self.changes: list[Record] = []
@@ -127,6 +130,7 @@ class Survivor:
     def end(self) -> None:
         """All ranks end together. Collective, unless it was called before."""
         if surviving.is_of(self.team):
+            self.leave()
             with stall.within("close"):
                 if not agreement.all_end(self.team):
                     raise ValueError("close: other ranks make another call; all ranks make the same calls")
@@ -134,6 +138,7 @@ class Survivor:
 
     def meet(self, where: str) -> bool:
         """True if all ranks that live meet here. False: the group has changed, and a rank may have more to train."""
+        self.leave()
         if agreement.alone(self.team):
             return self.grows or not self.look()
         return agreement.met(self.team, where)
@@ -241,6 +246,7 @@ def collective(method: Callable[P, R]) -> Callable[P, R]:
         one: Any = args[0]
         if one._survivor is None:
             return method(*args, **kwargs)
+        one._survivor.leave()
         return agreement.surviving(one._survivor.team, lambda: method(*args, **kwargs))
 
     return again

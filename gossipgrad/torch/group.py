@@ -141,7 +141,7 @@ class Group:
             self.core.check_survival()
             self._on_view = on_view
             alike = agreement.flat(one.facts | self.strategy.settings() | {"exchange used": str(self.exchange)})
-            calls = (lambda: self.core, self._adapt, self._told)
+            calls = (lambda: self.core, self._adapt, self._told, self._leave)
             self.survivor = Survivor(self.team, *calls, facts=alike, give=self._given_to_new, take=self._take)
             self.survivor.begin(CALL)
 
@@ -158,6 +158,12 @@ class Group:
         model = self.members[0]
         self.set_rate(newcomers.take(given, model.module, self.layers[0], model._optimizer))
         model._joined()
+
+    def _leave(self) -> None:
+        """Leave a step that only a forward pass has begun."""
+        for one in self.members:
+            if not one._closed and one._step.open and not one._step.exchanged():
+                one._step.leave()
 
     def _adapt(self, _: Any) -> None:
         """After a change of the view: nothing is in flight, and all weights are current."""

@@ -373,6 +373,7 @@ class Step:
         """
         if self.open:
             self.note_pending([layer for layer, needed in enumerate(self.needed) if needed])
+            self._core.leave(self._local)
         self.open = False
         self._left = [0] * len(self.layers)
 
