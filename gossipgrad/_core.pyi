@@ -137,6 +137,9 @@ class Team:
     @property
     def changing(self) -> bool:
         """This group has not trained, and a change of the ranks has begun."""
+    @property
+    def goal(self) -> int | None:
+        """After change_view: the step to which the others train before a death changes the view, if not made here."""
     def await_member(self, seconds: float, /) -> bool:
         """This newcomer is ready: True if a view with it has come within these seconds."""
     def train(self, trains: bool, /) -> None:

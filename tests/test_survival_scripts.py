@@ -148,6 +148,21 @@ x.close()
 )
 
 
+ALONE = (
+    COMMON
+    + """
+x = gg.Exchange({"w": np.zeros(samples)}, strategy=strategy)
+while x.steps < 9:
+    at(x.steps)
+    if me == 0 and x.steps == 3:
+        x.state_dict()
+    x.step({"w": np.zeros(samples, np.float32)})
+print(json.dumps({"members": x.view.members}))
+x.close()
+"""
+)
+
+
 BESIDE = (
     COMMON
     + """
@@ -244,6 +259,13 @@ def test_a_team_beside_an_exchange_says_that_it_does_not_go_on(survive):
     """Rank 2 waits in the change of the view for rank 1, which waits in a barrier for rank 2."""
     found, _ = survive(BESIDE, 3, {"deaths": [(0, 5, "kill")]})
     assert "rank 0 has died, and a gg.Team does not go on without it" in found["error"]
+
+
+def test_a_call_of_one_rank_alone_ends_after_a_death(survive):
+    """Rank 0 waits in it, while rank 2 comes to a later step."""
+    case = {"deaths": [(1, 5, "kill")], "sleeps": [(1, 5, 0.5), (2, 6, 1.0)]}
+    found, errors = survive(ALONE, 3, case)
+    assert found["members"] == [2] and "the others go on in step 7, which this rank does not reach" in errors
 
 
 def test_one_object_of_a_process_goes_on(survive):

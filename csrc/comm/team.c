@@ -15,6 +15,7 @@
 static gg_status team_make(const char *kind, gg_team **out) {
     GG_TRY(gg_calloc(1, sizeof **out, "team", out));
     (*out)->kind = kind;
+    (*out)->goal = -1;
     (*out)->size = (*out)->local = 1;
     atomic_init(&(*out)->references, 1);
     return GG_OK;

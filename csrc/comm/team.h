@@ -80,6 +80,9 @@ gg_status gg_team_view_stops(gg_team *team, int local, int64_t step, bool *stops
  * later one. Waits only while the others' limits are not known. GG_ERROR_PEER if too few live, and, here as in the
  * calls below, if this process's rank has been declared dead. */
 gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *deaths, const int **dead);
+/* After gg_team_view_changes: the step to which the others train before a death changes the view, if this process's
+ * ranks have not made it; else -1. Until then no collective call of all can be completed. */
+int64_t gg_team_goal(const gg_team *team);
 int64_t gg_team_made(gg_team *team, int identity); /* whole steps of a dead rank */
 /* A living local rank stands at the goal. received: one a dead rank, as in gg_membership_report. */
 gg_status gg_team_report(gg_team *team, int local, int deaths, const int64_t *received);

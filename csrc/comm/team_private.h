@@ -26,6 +26,7 @@ struct gg_team {
     int *donor;            /* with views: gg_team_donor of each rank of the view */
     int donor_identity;    /* a newcomer's donor */
     int64_t number;        /* with views: of the view that changes */
+    int64_t goal;          /* gg_team_goal */
     bool running;          /* with views: between gg_team_view_begin and gg_team_view_end */
     bool newcomer;         /* of a process of its own; false after it has joined */
     bool trained;          /* gg_team_train */

@@ -97,6 +97,7 @@ gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *
     *changes = false;
     *deaths = 0;
     *dead = team->dead;
+    team->goal = -1;
     if (team->views == NULL) return GG_OK;
     const gg_view *view;
     do { /* a death that the view tells of has a goal of its own */
@@ -111,8 +112,11 @@ gg_status gg_team_view_changes(gg_team *team, int64_t step, bool *changes, int *
         return gg_fail(GG_ERROR_PEER, "%d of %d ranks have died by step %lld, and fewer than min_ranks live", *deaths,
                        view->members, (long long)step);
     *changes = phase == GG_PHASE_GOAL && (is_broken(team) || step >= goal);
+    if (phase == GG_PHASE_GOAL && !*changes && *deaths > 0) team->goal = goal;
     return *changes ? check_lives(team) : GG_OK;
 }
+
+int64_t gg_team_goal(const gg_team *team) { return team->goal; }
 
 int64_t gg_team_made(gg_team *team, int identity) { return team->views->table->made(team->views, identity); }
 

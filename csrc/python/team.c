@@ -183,6 +183,12 @@ static PyObject *get_changing(PyObject *self, void *unused) {
     return status == GG_OK ? PyBool_FromLong(changing) : gg_py_raise(status);
 }
 
+static PyObject *get_goal(PyObject *self, void *unused) {
+    const int64_t goal = gg_team_goal(((gg_py_team *)self)->team);
+    (void)unused;
+    return goal >= 0 ? PyLong_FromLongLong(goal) : Py_NewRef(Py_None);
+}
+
 static PyObject *get_timeout(PyObject *self, void *unused) {
     (void)unused;
     return PyFloat_FromDouble(gg_team_transport(((gg_py_team *)self)->team, 0)->timeout);
@@ -541,6 +547,7 @@ static PyGetSetDef properties[] = {{"kind", get_kind, NULL, NULL, NULL},
                                    {"newcomer", get_newcomer, NULL, NULL, NULL},
                                    {"outdated", get_outdated, NULL, NULL, NULL},
                                    {"changing", get_changing, NULL, NULL, NULL},
+                                   {"goal", get_goal, NULL, NULL, NULL},
                                    {"timeout", get_timeout, set_timeout, NULL, NULL},
                                    {"no_collectives", get_no_collectives, set_no_collectives, NULL, NULL},
                                    {NULL, NULL, NULL, NULL, NULL}};

@@ -307,6 +307,11 @@ def surviving(team: Team, call: Callable[[], T]) -> T:
             _leaves = leaves
         if leaves:
             raise _ChangedError
+        if team.goal is not None:
+            raise PeerError(
+                f"a rank has died, and the others go on in step {team.goal}, which this rank does not reach: it waits "
+                "in a collective call. All ranks make the same collective calls after the same step"
+            ) from (None if done else lost)
 
 
 def met(team: Team, where: str) -> bool:
