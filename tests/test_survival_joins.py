@@ -157,6 +157,15 @@ def test_history_and_a_second_fit_go_on():
     assert len(trainer.history.last["validation_replicas"]) == 4 and len(trainer.history.weights_sha256) == 4
 
 
+def test_a_checkpoint_from_before_the_last_change_is_refused(tmp_path):
+    x, y = one_hot()
+    trainer = gg.Trainer(linear(), loss="mean_squared_error", comm=gg.VirtualCluster(2, joins={3: 1}))
+    trainer.save(tmp_path / "early.safetensors")
+    trainer.fit(x, y, epochs=1, batch_size=3, progress=False)
+    with pytest.raises(gg.CheckpointError, match="is of step 0, and the ranks have changed at step 3"):
+        trainer.fit(x, y, epochs=2, batch_size=3, progress=False, resume=tmp_path / "early.safetensors")
+
+
 class Grows(gg.Callback):
     """Batches for the ranks that are left."""
 

@@ -140,9 +140,15 @@ for steps in (2, 4, 9):
 x.load_state_dict(states[1])
 at("loaded")
 distance = x.consensus_distance()
+refused = ""
+try:
+    x.load_state_dict(states[0])
+except ValueError as error:
+    refused = str(error)
+at("refused")
 train(9)
 if x.rank == 0:
-    print(json.dumps({"members": x.view.members, "changes": x.view.changes, "steps": x.steps}))
+    print(json.dumps({"members": x.view.members, "changes": x.view.changes, "steps": x.steps, "refused": refused}))
 x.close()
 """
 )
@@ -306,6 +312,9 @@ def test_a_death_after_a_forward_pass_that_no_step_uses(place, late, survive):
 
 @pytest.mark.core(1)
 def test_a_death_after_an_earlier_state_was_loaded(survive):
-    found, _ = survive(LOADS, 3, {"deaths": [(1, "loaded", "kill")], "sleeps": [(1, "loaded", 0.5)]})
-    check(found, 3, [1], exact=False)
+    """Not one from before the last change: the next death would end the launcher."""
+    deaths = [(1, "loaded", "kill"), (2, "refused", "kill")]
+    found, _ = survive(LOADS, 3, {"deaths": deaths, "sleeps": [(1, "loaded", 0.5), (0, "refused", 0.5)]})
+    check(found, 3, [1, 2], exact=False)
     assert found["changes"][0]["step"] == 4 and found["steps"] == 9
+    assert "is of step 2, and the ranks have changed at step 4" in found["refused"]

@@ -545,7 +545,7 @@ class Exchange:
         an infinity, or a residue of compression with another meaning to this strategy.
 
         A learning_rate that was set stays, unless the optimiser here has another lr or schedule. ValueError on all
-        ranks if their states differ.
+        ranks if their states differ, and for a step before that in which ranks have last died or joined.
         """
         with agreement.agreed(self._team, "Exchange.load_state_dict") as one:
             here = {**self.strategy.settings(), **self.optimizer.settings()}
@@ -553,6 +553,8 @@ class Exchange:
             how = self.size, self.workers, self.seed, here, self.core.arenas()
             parts, consensus, times = saved_state.checked(state, self._shapes, *how)
             rate = saved_state.set_rate(state, self.optimizer)
+            if self._survivor is not None:
+                self._survivor.check_step(int(state["step"]))
             one.facts = {
                 "step": int(state["step"]),
                 "consensus": lambda: fingerprint.weights(consensus),

@@ -89,6 +89,10 @@ class Survivor:
         number = self.changes[-1]["view"] if self.changes else 0
         return View(number, tuple(self.members), self.team.rank, self.team.size, tuple(self.changes))
 
+    def check_step(self, step: int) -> None:
+        """ValueError for a state of this step, if the group has changed at a later one."""
+        surviving.check_step(step, self.changes)
+
     def watch(self, division: Dealing) -> None:
         """Deal this division's samples anew after each change."""
         self._divisions.add(division)

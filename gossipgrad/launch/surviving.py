@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from gossipgrad._core import Team
 from gossipgrad.launch import agreement, failure
@@ -47,6 +48,17 @@ def check(team: Team, name: str, begun: bool = False) -> None:
         raise RuntimeError(
             f"{name}: the ranks have changed, or are about to, since the script's first training. Allowed then, where "
             "ranks may die (run --survive): that training alone. Save, and start the job again for another one"
+        )
+
+
+def check_step(step: int, changes: Sequence[Mapping[str, Any]]) -> None:
+    """ValueError for a state of a step before the last of these changes: where the next one comes, steps must not have
+    fallen."""
+    start = changes[-1]["step"] if changes else 0
+    if step < start:
+        raise ValueError(
+            f"state: is of step {step}, and the ranks have changed at step {start}; allowed then: a state of step "
+            f"{start} or later. From an earlier one start the job again"
         )
 
 

@@ -508,12 +508,14 @@ class Wrapped(torch.nn.Module):  # type: ignore[misc]
         Gradients summed here are forgotten. A learning_rate that was set stays, unless the optimizer here has another
         lr or schedule. ValueError, on all ranks, if a rank's state is damaged or steps differ, and nothing has changed
         then. So for a state of another rank, number of ranks, strategy, module, kind of optimizer with moments, or of
-        other partners with copies for them.
+        other partners with copies for them, and for a step before that in which ranks have last died or joined.
         """
         self._check_outside_of_run("load_training_state()")
         self._settle("load_training_state")
         with agreement.agreed(self._group.team, "load_training_state") as one:
             step, order = checked(state, self)
+            if self._survivor is not None:
+                self._survivor.check_step(step)
             rate = self._group.rate_of(state.get("settings", self._group.settings()), state.get("learning_rate"))
             of_all = state.get("rank", 0) is None
             one.facts = {"step": step, "learning_rate": rate, "order": order, "of all ranks": of_all}

@@ -16,7 +16,7 @@ from gossipgrad import heads, optim, strategies
 from gossipgrad.apoptosis import Apoptosis, Course
 from gossipgrad.errors import LARGEST, CheckpointError, choice, counted, integer, not_finite, number
 from gossipgrad.history import Record
-from gossipgrad.launch import agreement
+from gossipgrad.launch import agreement, surviving
 from gossipgrad.literals import CONV_ALGORITHMS, DTYPES
 from gossipgrad.model import Model
 from gossipgrad.state import checkpoint_files as files
@@ -301,6 +301,10 @@ def restore(replicas: Replicas, path: str | os.PathLike[str]) -> None:
         except (OSError, CheckpointError) as error:
             raise CheckpointError(f"resume: {error}") from error
         saved, consensus, parts = found[0]
+        try:
+            surviving.check_step(saved.step, replicas.history.views)
+        except ValueError as error:
+            raise CheckpointError(f"resume: {name}: {error}") from error
         one.facts = {"resume": name, f"description of {name}": checksums[0]}
     _check_position(name, saved, replicas)
     replicas.core.exchange.settle()
