@@ -125,7 +125,7 @@ def test_batches_without_a_step_do_not_begin_the_epoch_again():
     for _ in range(2):
         sampler.stepped()
     assert sampler.left == 1
-    words = r"epoch 0: 1 of 5 batches were read, and no step came.*accumulate=2.*; to evaluate, no BatchSampler, because"
+    words = r"epoch 0: 1 of 5 batches were read, and no step came.*accumulate=2.*to evaluate, no BatchSampler, because"
     with pytest.raises(RuntimeError, match=words):
         iter(sampler)
     sampler.stepped()
