@@ -3,7 +3,6 @@
 
 #include "base/memory.h"
 #include "exchange/rebuild.h"
-#include "train/costs.h"
 #include "train/ledger.h"
 #include "train/replica_private.h"
 #include "train/survive_private.h"
@@ -254,12 +253,6 @@ static bool has_joined(const gg_trainer_change *c) {
         joined = joined || rank == c->formers;
     }
     return joined;
-}
-
-gg_status gg_trainer_costs(const gg_trainer *t, double **forward, gg_link *link, gg_exchange_costs *out) {
-    const gg_strategy_options *strategy = &gg_exchange_asked(gg_replica_exchange(t->replica[0]))->strategy;
-    GG_TRY(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), forward, out));
-    return gg_peers_known_link(t->peers, strategy, gg_graph_arena_count(t->options.graph), link, &out->link);
 }
 
 /* All members of the view stand at one step: each makes its exchange anew, newcomers take their state. */

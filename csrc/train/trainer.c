@@ -70,6 +70,12 @@ cleanup:
     return status;
 }
 
+gg_status gg_trainer_costs(const gg_trainer *t, double **forward, gg_link *link, gg_exchange_costs *out) {
+    const gg_strategy_options *strategy = &gg_exchange_asked(gg_replica_exchange(t->replica[0]))->strategy;
+    GG_TRY(gg_tuning_costs(t->options.graph, t->step_seconds, gg_team_size(t->team), forward, out));
+    return gg_peers_known_link(t->peers, strategy, gg_graph_arena_count(t->options.graph), link, &out->link);
+}
+
 /* Settles first, because partners may still read sent messages or send new ones. */
 static void settle_before_end(gg_trainer *t) {
     for (int i = 0; i < t->local; ++i)

@@ -31,6 +31,9 @@ static inline void gg_trainer_place_seconds(gg_trainer *t) {
         t->step_seconds[i] = t->seconds[view != NULL ? view->member[i] : i];
 }
 
+/* Costs for tuning exchanges that begin anew. *out refers to *forward, which the caller frees, and to *link. */
+gg_status gg_trainer_costs(const gg_trainer *trainer, double **forward, gg_link *link, gg_exchange_costs *out);
+
 /* ---- survive.c ---- */
 
 /* A change of the view on all local ranks. */
@@ -51,9 +54,6 @@ typedef struct gg_trainer_change {
     gg_view_change *out;
     int stay; /* local ranks that go on; those behind them are newcomers */
 } gg_trainer_change;
-
-/* Costs for tuning exchanges that begin anew. *out refers to *forward, which the caller frees, and to *link. */
-gg_status gg_trainer_costs(const gg_trainer *trainer, double **forward, gg_link *link, gg_exchange_costs *out);
 
 /* ---- newcomer.c ---- */
 
