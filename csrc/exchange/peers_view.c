@@ -56,7 +56,7 @@ static gg_status regroup(void *context, int local) {
 /* Tells how far a rank of its own process is. */
 static gg_status tell_step(const gg_peers *p, int64_t step) {
     bool stops;
-    for (int i = 0; i < p->local; ++i) gg_exchange_leave(p->exchange[i]);
+    if (p->local == 1) gg_exchange_leave(p->exchange[0]);
     gg_team_view_stands(p->team, step);
     return p->local == 1 ? gg_team_view_stops(p->team, 0, step, &stops) : GG_OK;
 }
