@@ -232,7 +232,7 @@ def test_folders_of_ended_jobs_are_removed(tmp_path):
 def handshakes(monkeypatch):
     """handshakes(secret of rank 0, secret of rank 1): of two ranks of two nodes; and the lines that they print."""
     said: list[str] = []
-    monkeypatch.setattr(net, "_say", said.append)
+    monkeypatch.setattr(net, "say", said.append)
     made = []
 
     def make(*secrets):
