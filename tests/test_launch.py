@@ -199,6 +199,7 @@ def test_options_for_mpiexec_and_hosts(bare):
     assert made["OMPI_MCA_btl"] == "^ofi,uct"
     assert "--host a:8,b:8" in line and "-x OMP_NUM_THREADS" in line and "--map-by slot" in line
     assert "PRTE_MCA_rmaps_default_mapping_policy" not in made
+    assert words("-n", "5000", "--hosts", "a:2500,b:2500", "train")[0].startswith("mpiexec -n 5000 ")
     bare.setenv("SLURM_NNODES", "4")
     assert "PRTE_MCA_rmaps_default_mapping_policy" not in words("-n", "16", "train")[1]
 

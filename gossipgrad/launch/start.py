@@ -220,10 +220,10 @@ def plan(argv: list[str]) -> Plan:
     """The plan of a command line. LaunchError: impossible."""
     options, flags, words = _parsed(argv)
     net = _by_net(options)
-    survival = _survival(options, flags, net)
-    hosts = _hosts(options, flags)
     several = not net and mpiexec.several_hosts(options.get("--hosts"))
     ranks = _count("run: -n", options["-n"], MAX_RANKS_OF_SEVERAL if several else MAX_RANKS)
+    survival = _survival(options, flags, net, ranks)
+    hosts = _hosts(options, flags)
     if not words:
         raise LaunchError("run: what shall the ranks run? A sub-command (train, bench, ...) or a Python file")
     if options.get("--bind", "core") not in ("core", "none"):
@@ -373,7 +373,7 @@ def _by_net(options: Mapping[str, str]) -> bool:
     return chosen == "net"
 
 
-def _survival(options: Mapping[str, str], flags: set[str], net: bool) -> list[str]:
+def _survival(options: Mapping[str, str], flags: set[str], net: bool, ranks: int) -> list[str]:
     """The launcher's options where ranks outlive others; none: all end together."""
     survive = "--survive" in flags
     alone = [one for one in _OF_SURVIVAL if one in options]
@@ -381,7 +381,6 @@ def _survival(options: Mapping[str, str], flags: set[str], net: bool) -> list[st
         raise LaunchError(f"run: {alone[0]} without --survive; allowed: with it")
     if survive and not net:
         raise LaunchError("run: --survive with --transport mpi, where all ranks end together; allowed: --transport net")
-    ranks = _count("run: -n", options["-n"], MAX_RANKS)
     if not survive:
         return []
     least = _count("run: --min-ranks", options.get("--min-ranks", "1"), ranks)
