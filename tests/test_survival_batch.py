@@ -47,7 +47,7 @@ trainer.fit(x, x, epochs=1, batch_size=1, progress=False, callbacks=[Signals(), 
 def test_ranks_that_save_on_a_signal_have_not_died(tmp_path):
     """Else the others would go on, and new ranks would come in their places. A new rank saves as the others do."""
     saved = tmp_path / "run.safetensors"
-    _, errors = survived(tmp_path, SAVES, str(saved), "-n", "2", "--respawn", "2", code=75)
+    _, errors = survived(tmp_path, SAVES, str(saved), "-n", "2", "--respawn", "2", code=75, seconds=150)
     assert saved.exists() and "rank 2 (new) joins" in errors and "ended with" not in errors, errors
 
 
