@@ -27,6 +27,7 @@ class Batches(gg.Callback):
     every = 1
     def on_step(self, trainer, step):
         trainer.stop = trainer.stop or os.path.exists(until)
+        if "evaluates" in case: trainer.stop = any(view["joined"] for view in trainer.history.views)
         if step == case.get("rebatches"): trainer.set_batch_size(1)
 
 class Dies(gg.Callback):
@@ -35,7 +36,9 @@ class Dies(gg.Callback):
     def _at(self, place):
         if mine.get("at") == place: os.kill(os.getpid(), signal.SIGKILL)
     def on_step(self, trainer, step): self._at(f"step {step}")
-    def on_epoch_end(self, trainer, record): self._at(f"epoch {record['epoch']}")
+    def on_epoch_end(self, trainer, record):
+        if "evaluates" in case: trainer.evaluate(x, y, batch_size=4)
+        self._at(f"epoch {record['epoch']}")
     def on_view(self, trainer, change):
         if change["joined"]: self._at("joined")
 
@@ -126,6 +129,13 @@ def test_schedules_know_the_steps_after_a_death_between_two_epochs(train):
     }
     found, errors = train(2, case)
     assert found["step"] == 50 and found["rates"] == pytest.approx([0.1 * 21 / 30, 0.1 * 21 / 50, 0.1 / 50]), errors
+
+
+def test_a_new_rank_evaluates_as_the_others(train):
+    """They have agreed on algorithms for it in the first epoch."""
+    case = {"own": {"1": {"at": "step 14"}}, "evaluates": True, "epochs": 10**6, "delay": 0.02}
+    found, errors = train(2, case, "--respawn", "1")
+    assert found["members"] == [0, 2] and set(found["samples"]) == {40}, errors
 
 
 def test_a_new_rank_has_the_batches_of_the_group(train):

@@ -49,6 +49,8 @@ def prepare(trainer: Replicas, loop: Callable[[], Record]) -> None:
         "loop": loop(),
         "batch": batch,
         "algorithms": trainer.algorithms,
+        "chosen": sorted(trainer.algorithms_chosen),
+        "saved": trainer.algorithms_saved,
         "epochs": _epochs(trainer),
     }
     trainer.core.set_text(json.dumps(text).encode())
@@ -66,7 +68,8 @@ def join(trainer: Replicas, hear: Callable[[Record], None]) -> Record:
         return None if change is None else (heard, change)
 
     heard, change = joining.await_state(trainer.team, take)
-    trainer.set_algorithms(heard["algorithms"])
+    trainer.set_algorithms(heard["algorithms"], heard["saved"])
+    trainer.algorithms_chosen = {(batch, purpose) for batch, purpose in heard["chosen"]}
     for key, value in heard["state"].items():
         setattr(trainer, key, value)
     assert trainer.batches is not None
