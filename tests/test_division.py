@@ -483,7 +483,7 @@ class Process:
         self.identity, self.newcomer, self.kind, self.size = identity, newcomer, "net", len(members)
         self.calls, self.step, self.told = 0, 2, []
         calls = (lambda: self, lambda change: None, self.told.append)
-        self._survivor = survivors.Survivor(self, *calls, facts={}, give=bytes, take=len)
+        self._survivor = survivors.Survivor(self, *calls, facts={}, give=bytes, take=len, leave=dict)
         self._survivor.members = members
 
     @property
