@@ -26,6 +26,20 @@ class Net(torch.nn.Module):
         return self.w(x)
 """
 
+# The beginning of scripts: each sample moves a weight of its own, so weights tell who has trained on it.
+ONE_WEIGHT_A_SAMPLE = """
+import json, os, pathlib, shutil, signal, subprocess, sys, threading, time
+import numpy as np
+import gossipgrad as gg
+
+case = json.loads(os.environ["CASE"])
+samples = case.get("samples", 600)
+x, y = np.eye(samples, dtype=np.float32), np.ones((samples, 1), np.float32)
+net = gg.Sequential([gg.Linear(1, bias=False)], input=(samples,))
+net.load_weights({name: np.zeros_like(value) for name, value in net.weights().items()})
+me = int(os.environ["GOSSIPGRAD_NET_RANK"])
+"""
+
 
 def survived(
     folder: pathlib.Path, text: str, case: Any, *options: str, code: int = 0, seconds: float = 60, **env: str

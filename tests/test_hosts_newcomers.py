@@ -59,7 +59,7 @@ def told(one):
 
 
 def here(one):
-    """The ranks of its host of which each newcomer was told."""
+    """What each newcomer was told: how many ranks its host has."""
     return {line["joined"]: line["here"] for line in one.lines() if "joined" in line}
 
 

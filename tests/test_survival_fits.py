@@ -5,19 +5,11 @@ from __future__ import annotations
 import csv
 
 import pytest
-from survival_runs import survived
+from survival_runs import ONE_WEIGHT_A_SAMPLE, survived
 
-SCRIPT = """
-import json, os, signal, subprocess, sys
-import numpy as np
-import gossipgrad as gg
-
-case = json.loads(os.environ["CASE"])
-samples = case.get("samples", 40)
-x, y = np.eye(samples, dtype=np.float32), np.ones((samples, 1), np.float32)
-net = gg.Sequential([gg.Linear(1, bias=False)], input=(samples,))
-net.load_weights({name: np.zeros_like(value) for name, value in net.weights().items()})
-me = int(os.environ["GOSSIPGRAD_NET_RANK"])
+SCRIPT = (
+    ONE_WEIGHT_A_SAMPLE
+    + """
 mine = case["own"].get(str(me), {})
 strategy = eval(case.get("strategy", "gg.GossipGraD()"))
 optimizer = eval(case.get("optimizer", "gg.SGD(lr=0.1)"))
@@ -71,6 +63,7 @@ if trainer.rank == 0:
                       "epochs": [record["epoch"] for record in history], "step": trainer.step,
                       "rates": [record["learning_rate"] for record in history], "batches": batches}))
 """
+)
 
 
 @pytest.fixture
@@ -78,6 +71,7 @@ def train(tmp_path):
     """train(ranks, case, *options) -> (what rank 0 printed last, stderr)."""
 
     def run(ranks, case, *options, code=0):
+        case = {"samples": 40} | case
         lines, errors = survived(tmp_path, SCRIPT, case, "-n", str(ranks), *options, code=code, seconds=100)
         return (lines[-1] if lines else None), errors
 

@@ -11,23 +11,15 @@ import subprocess
 import numpy as np
 import pytest
 from conftest import run_group
-from survival_runs import survived
+from survival_runs import ONE_WEIGHT_A_SAMPLE, survived
 from test_net import HEAD, RUN
 from test_survival_allreduce import check_once
 
 from gossipgrad.launch import lines, net_launcher, start
 
-SCRIPT = """
-import json, os, pathlib, signal, subprocess, sys, threading, time
-import numpy as np
-import gossipgrad as gg
-
-case = json.loads(os.environ["CASE"])
-samples = case.get("samples", 600)
-x, y = np.eye(samples, dtype=np.float32), np.ones((samples, 1), np.float32)
-net = gg.Sequential([gg.Linear(1, bias=False)], input=(samples,))
-net.load_weights({name: np.zeros_like(value) for name, value in net.weights().items()})
-me = int(os.environ["GOSSIPGRAD_NET_RANK"])
+SCRIPT = (
+    ONE_WEIGHT_A_SAMPLE
+    + """
 if case.get("began"): pathlib.Path(f"{case['began']}{me}.pid").write_text(str(os.getpid()))
 strategy = eval(case.get("strategy", "gg.GossipGraD()"))
 other = gg.Trainer(net, strategy=gg.NoExchange()) if case.get("again") else None
@@ -95,6 +87,7 @@ if other is not None:
             print("again:", error, file=sys.stderr)
     print(f"in all {len(trainer.history)}", file=sys.stderr)
 """
+)
 
 
 FEW = 240  # samples where deaths come at known steps

@@ -11,24 +11,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import run_group
-from survival_runs import survived
+from survival_runs import ONE_WEIGHT_A_SAMPLE, survived
 from test_net import RUN
 
 import gossipgrad as gg
 from gossipgrad import cluster
 from gossipgrad.launch import agreement, failure, origin
 
-SCRIPT = """
-import json, os, shutil, signal, sys, time
-import numpy as np
-import gossipgrad as gg
-
-case = json.loads(os.environ["CASE"])
-samples = case.get("samples", 600)
-x, y = np.eye(samples, dtype=np.float32), np.ones((samples, 1), np.float32)
-net = gg.Sequential([gg.Linear(1, bias=False)], input=(samples,))
-net.load_weights({name: np.zeros_like(value) for name, value in net.weights().items()})
-me = int(os.environ["GOSSIPGRAD_NET_RANK"])
+SCRIPT = (
+    ONE_WEIGHT_A_SAMPLE
+    + """
 mine = case.get("own", {}).get(str(me), {})
 if mine.get("at") == "build": os.kill(os.getpid(), signal.SIGKILL)
 if mine.get("at") == "slow":
@@ -78,6 +70,7 @@ if trainer.rank == 0:
         "samples": [record["samples"] for record in history],
         "members": trainer.members, "hashes": history.weights_sha256, "epochs": [json.loads(one) for one in seen]}))
 """
+)
 
 
 @pytest.fixture

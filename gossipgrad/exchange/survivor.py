@@ -187,7 +187,7 @@ class Survivor:
         """Deal for all changes that are pending, also those that come meanwhile."""
         self._dealing = True
         try:
-            with stall.within("change of the view"):  # ranks may come from different calls
+            with stall.within(joining.CHANGE):
                 while self._pending:
                     self._deal()
         finally:
@@ -217,7 +217,7 @@ class Survivor:
             self._on_view(change)
 
     def _gather(self, own: Record) -> list[Record]:
-        texts = agreement.gather(self.team, json.dumps(own).encode(), "change of the view")
+        texts = agreement.gather(self.team, json.dumps(own).encode(), joining.CHANGE)
         return [json.loads(text) for text in texts]
 
     def _hear(self, divisions: list[Dealing], keys: list[Record], again: list[int]) -> list[int]:
@@ -227,7 +227,7 @@ class Survivor:
         """
         rank = self.team.rank
         tells = keys[rank].keys() - {key for lower in keys[:rank] for key in lower}
-        # The last one of a key counts: the one that is read furthest.
+        # If several have one key, the position of the last one is told: it has been read furthest.
         divisions = sorted(divisions, key=lambda one: one.told()["asked"])
         own = {one.key: one.position() for one in divisions if one.key in tells}
         for text in self._gather({"again": again, "divisions": own}):

@@ -12,6 +12,7 @@ from gossipgrad.launch import origin, stall
 Record = dict[str, Any]
 T = TypeVar("T")
 _LOOK = 0.1  # seconds between looks at signals
+CHANGE = "change of the view"  # the call of waits in it, because ranks may come from different calls
 
 
 def grows(team: Team) -> bool:

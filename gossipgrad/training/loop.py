@@ -27,7 +27,7 @@ from gossipgrad.callbacks import (
 )
 from gossipgrad.errors import SavedOnSignal, one_line, warn
 from gossipgrad.history import Record, compressed, number_names, ordered
-from gossipgrad.launch import agreement, stall
+from gossipgrad.launch import agreement, joining, stall
 from gossipgrad.launch.interrupts import Noted
 from gossipgrad.schedules import Plateau, Schedule
 from gossipgrad.strategies import Strategy
@@ -201,7 +201,7 @@ class Loop:
             self._prepare_rates(state.epoch_begun + self.steps - trainer.step)
 
     def _prepare_rates(self, steps: int) -> None:
-        """Of the epoch's last steps. If the view changes meanwhile, `rebatched` has prepared those of the new one."""
+        """Prepare the rates of the epoch's last `steps` steps. A change of the view meanwhile has prepared its own."""
         rate = self.trainer.prepare_rates(steps)
         self._rate = self._rate if rate is None else rate
 
@@ -256,7 +256,7 @@ class Loop:
         state.begin_epoch(joined["epoch_begun"])
         state.paused_at = joined["paused_at"]
         self._interval, self._point, self._last = joined["interval"], joined["point"], joined["last"]
-        with stall.within(survival.CALL):
+        with stall.within(joining.CHANGE):
             survival.tell(trainer, joined["change"])
         return trainer.step - state.epoch_begun
 

@@ -237,7 +237,7 @@ class Replicas:
         self.fits = 0  # calls of fit, where ranks may die
         self.facts_of_call: dict[str, str] = {}  # of the last one, where new ranks may join
         self.facts_of_fit: dict[str, str] | None = None  # what newcomers must have alike
-        self.epochs_text = 0, "[]"  # of newcomers.py
+        self.epochs_text = 0, "[]"  # for newcomers: epochs done, and their records as JSON
         self.may_grow = joining.grows(self.team)
         self.record_names: list[str] = []  # the numbers of an epoch's record in this fit, dotted
         self.speaker: Callable[[str], None] | None = None  # prints the lines of say

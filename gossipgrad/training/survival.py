@@ -12,7 +12,6 @@ from gossipgrad.launch import joining, stall, surviving
 from gossipgrad.training.replicas import Replicas
 
 Record = dict[str, Any]
-CALL = "change of the view"  # of waits: ranks may come from different calls
 
 
 def said(change: Record) -> str:
@@ -56,7 +55,7 @@ def change_view(trainer: Replicas) -> Record | None:
         trainer.keep(change["ranks"])
         return bool(made.pop("whole"))
 
-    with stall.within(CALL):
+    with stall.within(joining.CHANGE):
         made = joining.follow(trainer.core.change_view, lambda: trainer.members, go_on)
         if made is not None:
             tell(trainer, made)
